@@ -29,7 +29,7 @@ class CollectionTotals(Value):
     """Used share of the tighter disk limit after the collection. 0 if there are no limits."""
 
     def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
-        """Add up two totals. The used share is the one of the later total."""
+        """Add up two totals. The used share is taken from the later total."""
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")

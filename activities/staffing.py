@@ -24,14 +24,14 @@ class PollerRegistry(Protocol):
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started another workflow's latest run.
+        """Return the id of the workflow that started another workflow's latest run, or "" if there is none.
 
-        Returns "" if there is none or it is unknown.
+        The id is also empty if the other workflow is unknown.
         """
         ...
 
     async def homes(self) -> tuple[str, ...]:
-        """Return the task queues of hosts that have a workspace worker."""
+        """Return the task queues of all hosts that have a workspace worker."""
         ...
 
 
@@ -80,12 +80,15 @@ class WorkerCheckActivities:
 
     @activity.defn
     async def is_child(self, request: ChildRequest) -> bool:
-        """Return whether the requesting workflow started the other one, in this or an earlier run."""
+        """Return whether the requesting workflow, in this or an earlier run, started the other workflow."""
         return await self.pollers.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn
     async def look_for_workers(self, request: CheckWorkersRequest) -> WorkerAvailability:
-        """Return a task queue's workers and the time to wait for them. Busy workers do not count as missing."""
+        """Count the workers of a task queue, and return how long to wait for them.
+
+        Busy workers do not count as missing.
+        """
         workers = await self.pollers.count(request.queue)
         result = WorkerAvailability(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
         is_home = request.queue == request.scope.home

@@ -509,7 +509,7 @@ class PlanActivities:
         return result
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
-        """Return whether the step is a plain milestone that the policy allows, which can be decided without I/O."""
+        """Return whether the step is a plain milestone that the policy allows. It can be decided without I/O."""
         step = loaded.step(request.step, request.template)
         return is_plain(step) and judge(loaded.plan.policy, step, find_effects(step, {})).verdict is Verdict.ALLOW
 

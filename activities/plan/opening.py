@@ -321,7 +321,7 @@ class PlanOpener:
         return WrittenPlan(text=decode(file.read_bytes(), name=plan_request.file)), plan_request.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
-        """Return the prompt version if a model wrote this text for an earlier run, to preserve the attribution."""
+        """Return the version of the prompts if a model wrote this text for an earlier run, to keep the attribution."""
         workspace = Path(scope.workspace)
         records, store = open_file_records(workspace), self._ports.stores(workspace)
         for number in itertools.count(1):

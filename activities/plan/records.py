@@ -396,7 +396,7 @@ def _read(path: Path) -> StepRecord | None:
 
 
 def _undone(path: Path) -> list[str]:
-    """Return the hashes of all compensated records of an attempt. Replaced records share the marker file."""
+    """Return the hashes of all compensated records of an attempt, including records that were replaced."""
     try:
         # Four digits of the attempt begin every file name, also `0001.<hash>.json`.
         return path.with_name(f"{path.name[:4]}.undone").read_text().split()

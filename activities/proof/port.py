@@ -104,7 +104,7 @@ class ScenarioStore(ScenarioSource, Protocol):
         ...
 
     def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
-        """Store the last line printed by each failing drafted scenario, encrypted, by number starting at 0."""
+        """Store the last line that each failing drafted scenario printed, encrypted, by number starting at 0."""
         ...
 
 

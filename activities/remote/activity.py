@@ -93,7 +93,7 @@ def digest_of(content: bytes) -> str:
 def collect_artifacts(
     store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]
 ) -> dict[str, bytes]:
-    """Collect the artifacts that the roots refer to, without known artifacts and what only those refer to."""
+    """Collect the artifacts that can be reached from the roots, skipping known ones and what they refer to."""
     artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:

@@ -322,5 +322,5 @@ def _text(content: bytes) -> str:
 
 @cache
 def _list_distributions() -> dict[str, tuple[str, ...]]:
-    """Return the distributions in the worker's environment. Their modules have the same names in the project's."""
+    """Return the worker's own distributions by module. The project's environment uses the same module names."""
     return {module: tuple(names) for module, names in packages_distributions().items()}

@@ -52,7 +52,7 @@ class ResourceUsage:
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Find a hierarchy in which this process can create groups, and delete the groups of dead workers there."""
+    """Find a hierarchy in which this process can create groups, or return None. Dead workers' groups are deleted."""
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         group.limit()
@@ -136,7 +136,7 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return the possible settings for each limit, as controller, file and value. The first one decides."""
+    """Return the settings to write for each limit, as controller, file and value. The first one must succeed."""
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
     return {

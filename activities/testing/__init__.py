@@ -64,7 +64,7 @@ class Change:
 
 
 def change_of(trees: LockedTrees, before: str, after: str, tests: Sequence[str]) -> Change:
-    """Compare two trees and parse the tests."""
+    """Compare two trees, and parse the tests of the new tree."""
     old, new = trees.files(before), trees.files(after)
     of_tests = {path for path in new if _is_of_tests(path, tests)}
     earlier = {path: file for path, file in old.items() if not _is_of_tests(path, tests)}
@@ -122,7 +122,7 @@ M = TypeVar("M", Run, Collection)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
-    """Parse the events that contain the run's nonce. Other lines and malformed ones are skipped."""
+    """Parse the events that carry the run's nonce, skipping malformed and other lines."""
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
@@ -211,7 +211,7 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Return the tests that were proved able to fail. The working tree's files are neither read nor changed.
+        """Find out which tests can fail. The files of the working tree are neither read nor changed.
 
         Args:
             tree: working tree whose store contains both trees and whose folder contains installed programs and ignored
@@ -270,7 +270,7 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Explain why no test in a new file fails in its own assertion. Empty if one does.
+        """Explain why no test in a new file fails by its own assertion. The text is empty if one does.
 
         The arguments and errors are those of `judge`. `after` is the tree `before` with the file `path` added.
         """

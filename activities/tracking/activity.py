@@ -43,7 +43,7 @@ NO_PATCH = "no patch"
 
 
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
-    """Return the patch's files and the parts of the diff that the patch lacks.
+    """Split a patch into files, and return them with the parts of the diff that the patch lacks.
 
     Binary files and generated data do not count as missing, as line-based rules do not read them.
     """
@@ -110,7 +110,7 @@ class TrackingActivities:
     # A cancellation must not hit between the checkpoint in the ledger and the ref that keeps its tree.
     @activity.defn(no_thread_cancel_exception=True)
     def track_iteration(self, request: TrackRequest) -> Tracked:
-        """Record an iteration's diff, class, plan request, checkpoint and timeline entries.
+        """Record an iteration's diff, classification, plan request, checkpoint and timeline entries.
 
         Idempotent, as the checkpoint's key consists of the run and the iteration.
         """
@@ -173,7 +173,10 @@ class TrackingActivities:
         findings: tuple[Finding, ...],
         moment: Moment,
     ) -> str:
-        """Update the memory, and return its problem if that has not been reported before."""
+        """Update the memory with the iteration's lesson.
+
+        Return a problem of the memory that has not been reported yet.
+        """
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
         if not memory.is_enabled:
@@ -259,7 +262,7 @@ class TrackingActivities:
 
 
 def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...]) -> ShownChange:
-    """Return the part of the change that the findings concern."""
+    """Return the part of the change that the findings are about."""
     command = diff_command(Path(request.scope.workspace), request.base_tree, request.state.tree)
     paths = [finding.path for finding in findings]
     # Findings about the change as a whole name no file.
@@ -268,7 +271,7 @@ def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...])
 
 
 def _without_answered(findings: tuple[Finding, ...], change: Change, state: EpisodeState) -> tuple[Finding, ...]:
-    """Remove the findings about checks in changes that a person has already let pass or asked for."""
+    """Drop findings about checks in changes that a person has already let pass or asked for."""
     answered = {
         version.path
         for file in change.files
@@ -279,7 +282,7 @@ def _without_answered(findings: tuple[Finding, ...], change: Change, state: Epis
 
 
 def moment_of(request: TrackRequest, call: Call) -> Moment:
-    """Return the tracked iteration's identity."""
+    """Return the identity of the iteration that is being tracked."""
     return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
 
 
@@ -301,7 +304,7 @@ def note_iteration(
 
 
 def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
-    """Record the number of alignment findings and memory hits, and the coverage of changed lines.
+    """Record how many alignment findings and memory hits there were, and the coverage of changed lines.
 
     Findings that a person rejected earlier have already been counted.
     """
@@ -325,7 +328,7 @@ def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment
 
 
 def gather(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path) -> Iteration:
-    """Collect facts about an iteration from its state, reports and artifacts."""
+    """Collect the facts about an iteration from its state, its reports and its artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
@@ -355,7 +358,7 @@ def gather(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Pa
 
 
 def tracking_of(request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int) -> Tracking:
-    """Measure and classify the iteration."""
+    """Measure and classify an iteration."""
     state = request.state
     ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
     observed, memory = observe(state.memory, iteration)
@@ -425,7 +428,10 @@ class RecordActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def record(self, request: RecordRequest) -> Recorded:
-        """Record a snapshot unless a newer one is known. Idempotent. Projects that were never opened are skipped."""
+        """Store a workflow's snapshot in the ledger unless a newer one is known. Idempotent.
+
+        Projects that were never opened are skipped.
+        """
         # Recording must not create a state folder for a project that only failed to start.
         if not state_folder_of(request.scope).is_dir():
             return Recorded(kept=False)

@@ -39,7 +39,7 @@ class QuickDiff(NamedTuple):
 
 
 def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
-    """Return the difference, or None if it is not an ordinary one or the patch cannot be verified."""
+    """Compute an ordinary difference quickly. Return None for other changes, or if the patch cannot be verified."""
     contents = _ordinary(store, changes)
     if contents is None:
         return None
@@ -64,7 +64,7 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
-    """Return all contents by id, or None if they are too many or too large or the change is not line-based."""
+    """Read all contents of an ordinary change by id. Return None if there is too much or it is not line-based."""
     has_removed, new = (
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
@@ -96,7 +96,7 @@ def _id(side: Entry | None) -> bytes:
 
 
 def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
-    """Strictly apply a file's hunks. Return None if they do not match."""
+    """Apply the hunks of a file strictly. Return None if they do not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
         return old
@@ -145,7 +145,7 @@ class Estimates(NamedTuple):
 
 
 def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
-    """Return the sizes of all blobs by id. The result is empty if there are too many."""
+    """Return the sizes of all blobs by id, or nothing if there are too many blobs."""
     if len(changes) > SIZES_LIMIT:
         return {}
     try:
@@ -157,7 +157,7 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
 def estimate_lines(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
-    """Return each path's line counts, which are counted, estimated from blob sizes, or the average."""
+    """Return the line counts of each path: counted, estimated from blob sizes, or else the average."""
     if not sizes:
         return [(change, average) for change in changes]
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
@@ -180,7 +180,7 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
 
 
 def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: int) -> bytes:
-    """Prepend a header, which `git apply` skips, to a patch."""
+    """Put a header, which `git apply` skips, in front of a patch."""
     return (
         f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held_count} of {paths} paths\n\n".encode()
         + patch
@@ -188,7 +188,7 @@ def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: i
 
 
 def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
-    """Apply a patch to the old files and return the number of paths that match the new tree.
+    """Apply a patch to the old files, and count the paths that then match the new tree.
 
     Paths that the patch does not change are not counted. Return None if the patch does not apply, a step takes longer
     than `bound`, or a path matches neither tree.
@@ -282,7 +282,7 @@ class GitDiffer:
         self._lines_bound = lines_bound
 
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference between two trees in a store.
+        """Compare two trees in a store within the time limit.
 
         If counting lines takes too long, the remaining files are assumed to be rewritten and their line counts are
         estimated. If the patch cannot be created and verified in time, it is omitted.
@@ -316,7 +316,7 @@ class GitDiffer:
         return _tree_diff(numbers, *_patch(pair, numbers)) if complete else _estimate(pair, numbers)
 
     def lines(self, store: Path, tree: str) -> int:
-        """Return the number of text lines in a tree, or an estimate if counting takes too long.
+        """Count the text lines in a tree. If counting takes too long, return an estimate.
 
         A successor's lines need not be counted. They are its base's lines, plus the added ones, minus the removed ones.
         """
@@ -381,7 +381,7 @@ def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
 
 
 def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
-    """Return the verified patch and a note on missing parts."""
+    """Create a patch and verify that it applies. Return the patch with a note on any parts that it lacks."""
     binary = {number.path for number in numbers if number.binary}
     sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
     heavy = sum(pair.sizes.get(side.id, 0) for side in sides)

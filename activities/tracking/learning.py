@@ -74,7 +74,7 @@ class Lesson(NamedTuple):
 
 
 def record_lesson(memory: BestEffortMemory, lesson: Lesson, moment: Moment) -> None:
-    """Store failures, solutions and the outcomes of recalled patterns. Idempotent; blocking."""
+    """Store an iteration's failures and solutions, and whether recalled patterns helped. Idempotent; blocking."""
     plan, before, after = lesson.plan, lesson.before, lesson.after
     episode, iteration, at = moment.episode_id, moment.iteration, moment.at
     if failures := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
@@ -106,7 +106,7 @@ def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]) -> Iterator[tuple[str, Pattern]]:
-    """Yield earlier failures of the same check, with all commands from each failure until the check passed."""
+    """Yield earlier failures of the same check, each with all commands that were run until the check passed."""
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
         steps = attempt.plan.steps
@@ -125,7 +125,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
-    """Yield the iterations that led to a checkpoint and changed files, newest first. They are loaded one at a time."""
+    """Yield the iterations that led to a checkpoint and changed files, newest first, loading one at a time."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:
@@ -142,7 +142,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 
 
 def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
-    """Record and return a memory problem. Return "" if the episode has already reported one."""
+    """Record a problem of the memory and return it. If the episode has already reported a problem, return ""."""
     if not problem:
         return ""
     events = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
@@ -153,7 +153,7 @@ def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
 
 
 def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
-    """Record a memory problem."""
+    """Record a problem of the memory in the timeline."""
     event = TrailEvent(episode_id=moment.episode_id, kind=KIND, key=_event_key(moment), text=problem, at=moment.at)
     ledger.add_event(event)
 

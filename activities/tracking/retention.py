@@ -46,7 +46,7 @@ class ProjectData:
         self._ledger = open_state(folder)
 
     def last_activity(self, known_ids: Iterable[str]) -> dict[str, datetime]:
-        """Return the last activity of each episode and plan that still has data, by id.
+        """Return when each episode and plan that still has data was last active, by id.
 
         Args:
             known_ids: additional ids. For plans that are known only by their records, the records' name is used instead
@@ -81,11 +81,11 @@ class ProjectData:
         return self._ledger.list_protected_ids()
 
     def references(self, unneeded: frozenset[str]) -> dict[str, str]:
-        """Return the trees kept for episodes, by ref name."""
+        """Return the trees that are kept for episodes, by ref name."""
         return {name: tree for name, tree in self._references() if name.split("/")[2] in unneeded}
 
     def artifacts(self, unneeded: frozenset[str], horizon: datetime) -> dict[str, int]:
-        """Return unreferenced artifacts older than the horizon, with their sizes."""
+        """Return artifacts that are older than the horizon and not referenced, with their sizes."""
         there = self._artifacts.all()
         marked: set[str] = set()
         # Marked by pattern and not by field: this keeps too much at worst, never too little.
@@ -105,7 +105,7 @@ class ProjectData:
         }
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return leftovers of deliveries and documents that were not fetched recently, with their sizes."""
+        """Return files left over from deliveries and documents that were not fetched recently, with their sizes."""
         paths = [*self._folder.glob(f"*/{DELETION_PREFIX}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
@@ -126,13 +126,13 @@ class ProjectData:
         return {path: size_on_disk(path) for path in paths if path.exists()}
 
     def folders(self, unneeded: frozenset[str]) -> dict[Path, int]:
-        """Return plan records and worktrees, with their sizes."""
+        """Return the folders of plan records and worktrees, with their sizes."""
         trees = [path for path in self._folder.glob("worktrees/*") if path.name in unneeded]
         records = [path for path in map(self._records, unneeded) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
     def tree_bytes(self, references: Mapping[str, str]) -> int:
-        """Return the size of objects that are reachable only from these refs."""
+        """Return the size of the git objects that only these refs keep alive."""
         if not references:
             return 0
         # Episodes share most objects of a project, so the sizes of their trees cannot be added up.
@@ -141,7 +141,7 @@ class ProjectData:
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
 
     def rows(self, unneeded: frozenset[str]) -> int:
-        """Return the number of ledger and outbox rows of unneeded episodes."""
+        """Count the ledger and outbox rows of episodes that are no longer needed."""
         deliveries = self._rows("outbox.db", "SELECT episode_id FROM delivery")
         return self._ledger.counted_rows(unneeded) + sum(key in unneeded for (key,) in deliveries)
 
@@ -159,11 +159,11 @@ class ProjectData:
             yield tuple(stack.enter_context(hold_lock(path, wait=LOCK_WAIT, what=what)) for path in paths)
 
     def free_artifacts(self, digests: Iterable[str], horizon: datetime) -> None:
-        """Delete artifacts, except any that were stored again in the meantime."""
+        """Delete artifacts, except those that were stored again in the meantime."""
         self._artifacts.remove(digests, before=horizon.timestamp())
 
     def free_files(self, paths: Iterable[Path]) -> None:
-        """Delete files, and folders that need not be deleted atomically."""
+        """Delete files, and those folders that need not be deleted atomically."""
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -171,7 +171,9 @@ class ProjectData:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Delete refs and then unreachable objects, keep objects younger than `horizon`, and repack the rest.
+        """Delete refs and the objects that are then unreachable, except objects younger than `horizon`.
+
+        Repack the rest.
 
         The caller must hold the locks from `lock_trees`. Git inherits them because it outlives a killed collection.
         """
@@ -194,7 +196,7 @@ class ProjectData:
         self._git("prune", f"--expire={oldest}", locks=locks)
 
     def free_folders(self, paths: Iterable[Path]) -> None:
-        """Delete records and worktrees. The caller must have locked all trees."""
+        """Delete the folders of plan records and worktrees. The caller must have locked all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
                 shutil.rmtree(data_folder(path), ignore_errors=True)
@@ -213,7 +215,7 @@ class ProjectData:
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def free_rows(self, unneeded: frozenset[str]) -> None:
-        """Delete the episodes' rows. One timeline entry records the deletion."""
+        """Delete the ledger and outbox rows of episodes, and record the deletion in a timeline entry."""
         if not unneeded:
             return
         if self._has("outbox.db", "delivery"):
@@ -236,7 +238,10 @@ class ProjectData:
                 yield path
 
     def _records(self, key: str) -> Path:
-        """Return a plan's records folder. See `last_activity` for ids that are replaced by folder names."""
+        """Return the folder that contains a plan's records.
+
+        See `last_activity` for ids that are replaced by folder names.
+        """
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
@@ -275,7 +280,7 @@ class ProjectData:
             return connection.execute(query).fetchall()
 
     def _has(self, name: str, table: str) -> bool:
-        """Return whether a table exists. The file may be missing, or it may have been created but never written."""
+        """Return whether a table exists. The database file may be missing, or created but never written."""
         if not (self._folder / name).exists():
             return False
         with self._open_database(name) as connection:
@@ -292,7 +297,7 @@ class ProjectData:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return the disk usage of a file or a folder in bytes."""
+    """Return how many bytes a file or a folder occupies on the disk."""
     total = 0
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else (folder,):
         with contextlib.suppress(OSError):
@@ -419,7 +424,7 @@ def choose(
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
-    """Return the project's episodes that can be deleted, and the horizon before which leftovers are deleted.
+    """Choose the episodes of a project that can be deleted, and the time before which leftovers are deleted.
 
     Args:
         active: last activity of each of the project's episodes on this host.

@@ -51,7 +51,7 @@ from tightloop.value import ArtifactRef, format_count
 
 
 def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
-    """Restore the expected tree, but keep other people's changes, because it is too late to ask about them."""
+    """Restore the expected tree when it is too late to ask a person. Other people's changes are kept."""
     try:
         return tree.expect(expected)
     except DriftError as found:
@@ -263,7 +263,7 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def amend_request(self, request: AmendRequest) -> ArtifactRef:
-        """Store the amended request.
+        """Store an amended request.
 
         Raises:
             InvalidRequestError: a check can never fail. Not retryable.

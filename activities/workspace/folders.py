@@ -16,17 +16,17 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,199}")
 
 
 def state_folder_of(scope: EpisodeScope) -> Path:
-    """Return the folder in this host's state home that contains all of the project's data except code."""
+    """Return the folder in this host's state home that contains all data of a project except its code."""
     return state_folder(Path(scope.workspace))
 
 
 def store_folder_of(scope: EpisodeScope) -> Path:
-    """Return the private git folder with all of the project's snapshots, including those of its worktrees."""
+    """Return the private git folder that contains all snapshots of a project and its worktrees."""
     return store_folder(Path(scope.workspace))
 
 
 def root_of(scope: EpisodeScope) -> Path:
-    """Return the episode's working tree.
+    """Return the working tree of an episode.
 
     Raises:
         WorkspaceError: the id is not a valid worktree name and could lead out of our folder.
@@ -41,5 +41,5 @@ def root_of(scope: EpisodeScope) -> Path:
 
 
 def has_packages(folder: Path) -> bool:
-    """Return whether a folder contains installed programs and libraries, by its name or as a virtual environment."""
+    """Return whether a folder contains installed programs and libraries, or is a virtual environment."""
     return is_environment(folder.name) or (folder / "pyvenv.cfg").is_file()

@@ -77,7 +77,7 @@ class Git:
     """File descriptors that git's processes keep open, such as the tree's lock."""
 
     def run(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> bytes:
-        """Return a command's output.
+        """Run a git command and return its output.
 
         Raises:
             GitError: the command failed or timed out. Retryable.
@@ -91,7 +91,7 @@ class Git:
         return outcome.out
 
     def attempt(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> Outcome:
-        """Return a command's result, whether or not it failed."""
+        """Run a git command and return its result, even if the command failed."""
         limit = timeout or self.timeout
         process = self._start(arguments, stderr=subprocess.PIPE)
         try:
@@ -106,7 +106,7 @@ class Git:
         return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
 
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
-        """Return the start of the output, and whether it is complete. It is only complete if git succeeded in time."""
+        """Return the start of a command's output, and whether it is complete because git succeeded in time."""
         deadline = time.monotonic() + timeout.total_seconds()
         # Nobody reads the errors here, and git would block once a pipe for them is full.
         process = self._start(arguments, stderr=subprocess.DEVNULL)
@@ -122,11 +122,11 @@ class Git:
         return out, ended and process.returncode == 0
 
     def with_variables(self, variables: Mapping[str, str]) -> "Git":
-        """Return the same git with additional environment variables."""
+        """Return a copy of this object with additional environment variables."""
         return replace(self, variables={**self.variables, **variables})
 
     def _start(self, arguments: tuple[str, ...], *, stderr: int) -> "subprocess.Popen[bytes]":
-        """Start git.
+        """Start a git command.
 
         Raises:
             WorkspaceError: git is not installed, or the folder does not exist.
@@ -157,18 +157,18 @@ class Git:
 
 
 def split_z(output: bytes) -> list[bytes]:
-    """Split the output of a command that was run with `-z`."""
+    """Split the output of a git command that was run with `-z`."""
     return [part for part in output.split(b"\0") if part]
 
 
 def format_paths(paths: Sequence[bytes], most: int) -> str:
-    """Return the first paths, and the number of remaining ones, for use in a sentence."""
+    """Format the first paths and the number of remaining ones for use in a sentence."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more
 
 
 def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
-    """Read until the end of the output (and return True), or until the limit or the deadline (and return False)."""
+    """Read until the output ends (return True), or until the limit or the deadline is reached (return False)."""
     stream = process.stdout
     assert stream is not None
     collected = bytearray()
@@ -207,7 +207,7 @@ HEAD_BYTES = 8_192
 
 
 def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
-    """Return git for a store's objects and, with `root`, also for the files there."""
+    """Create a git runner for the objects of a store and, with `root`, also for the files in that folder."""
     variables = {"GIT_DIR": str(store.resolve())}
     if root is not None:
         variables |= {"GIT_WORK_TREE": str(root.resolve())}
@@ -220,7 +220,7 @@ def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COM
 def user_git(
     repository: UserRepository, *, timeout: timedelta = COMMAND_TIMEOUT, inherit: tuple[int, ...] = ()
 ) -> Iterator[Git]:
-    """Yield git for the user's objects, refs, index and HEAD. If HEAD changed, it is written back at the end.
+    """Yield a git runner for the user's objects, refs, index and HEAD. A changed HEAD is written back at the end.
 
     Raises:
         WorkspaceError: writing to the repository would change files outside it.
@@ -266,7 +266,10 @@ def user_git(
 
 
 def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
-    """Return the paths for which the repository's attributes set a filter program. Such programs are never run."""
+    """Return the paths that need a filter program according to the repository's attributes.
+
+    Such programs are never run.
+    """
     if not paths:
         return []
     named = b"".join(path + b"\0" for path in paths)
@@ -278,7 +281,7 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
 
 
 def private_config(repository: UserRepository) -> str:
-    """Return git settings for one of our own folders that make the repository's files look as they do to its user."""
+    """Return git settings that make the repository's files look the same in our folder as they do to the user."""
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
@@ -316,7 +319,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
 
 
 def check_writable(repository: UserRepository) -> None:
-    """Reject a repository in which writes could end up elsewhere because it belongs to another tree or has symlinks.
+    """Reject a repository that belongs to another tree or has symlinks, because writes could end up elsewhere.
 
     Raises:
         WorkspaceError: the repository is rejected.

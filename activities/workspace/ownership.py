@@ -27,7 +27,7 @@ CLOCK_SLACK = timedelta(seconds=2)
 
 
 def tree_key(root: Path) -> str:
-    """Return the key for a tree's lock, claim and index."""
+    """Return the key that identifies the lock, the claim and the index of a tree."""
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
@@ -72,7 +72,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
 
 
 def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
-    """Hold the lock of the working tree `root`, whose state is in `state`. See `hold_lock`."""
+    """Hold the lock of the working tree `root`, whose state folder is `state`. See `hold_lock`."""
     return hold_lock(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
@@ -156,7 +156,7 @@ class OwnedProcesses:
 
 
 def _running(noted: _ProcessRecord) -> set[psutil.Process]:
-    """Return the living processes of a record, including descendants and the session, but never a reused pid."""
+    """Return the living processes of a record, with descendants and the session. A reused pid is never included."""
     slack = CLOCK_SLACK.total_seconds()
     processes: set[psutil.Process] = set()
     # Recorded before a reboot of the host: those pids mean nothing now.
@@ -207,7 +207,7 @@ class WorkspaceLocks:
             ended = other
 
     def release(self, root: Path, episode: str) -> None:
-        """Release a claim. Another episode's claim is kept."""
+        """Release an episode's claim. A claim by another episode is kept."""
         with self._changing():
             if self._owner(root) == episode:
                 self._path(root).unlink(missing_ok=True)

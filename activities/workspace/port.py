@@ -193,7 +193,7 @@ class ResultPart(NamedTuple):
 
 
 def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> str:
-    """Return a commit message with the start of the goal as its subject, followed by the outcome of the run.
+    """Compose a commit message: the start of the goal as its subject, followed by the outcome of the run.
 
     Args:
         goal: the run's goal, or the title of the step that made the changes.
@@ -209,7 +209,7 @@ def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> 
 
 
 def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -> str:
-    """Return the commit message for the result of a run that closes with this ledger row."""
+    """Compose the commit message for the result of a run, from the run's final ledger row."""
     status, qualifier = (snapshot.status, snapshot.qualifier) if snapshot is not None else ("succeeded", "")
     details = snapshot.details if snapshot is not None else {}
     return result_message(goal, status, qualifier, str(details.get("reason") or reason))
@@ -232,7 +232,7 @@ class CheckedTree(Protocol):
         ...
 
     def content(self, blob: str) -> bytes:
-        """Return a file's content or a symlink's target by blob id.
+        """Return a file's content, or a symlink's target, by blob id.
 
         Raises:
             GitError: the store does not contain it.
@@ -268,14 +268,17 @@ class WorkingTree(CheckedTree, Protocol):
         ...
 
     def snapshot(self) -> str:
-        """Return the tree id of the files on disk, byte for byte. Does not touch the user's index."""
+        """Take a snapshot of the files on disk, byte for byte, and return its tree id.
+
+        The user's index is not touched.
+        """
         ...
 
     def restore(self, tree: str) -> None:
         """Replace the files on disk with `tree`. Call `snapshot` first to save the current files."""
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Ensure that `expected` is on disk. `step` is the step whose changes are undone.
+        """Ensure that `expected` is on disk, undoing any other changes. `step` is the step whose changes are undone.
 
         Returns:
             None if it was already there. Otherwise the changes, which were saved under a ref and undone.
@@ -294,7 +297,7 @@ class WorkingTree(CheckedTree, Protocol):
         """
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Apply a person's decision about changes to `expected`. Changes made since then are kept.
+        """Apply a person's decision about changes to `expected`. Changes made after the question are kept.
 
         Returns:
             The resulting tree, and the changes that were undone after they had been saved under a ref.
@@ -302,7 +305,7 @@ class WorkingTree(CheckedTree, Protocol):
         ...
 
     def apply(self, before: str, after: str) -> tuple[bytes, ...]:
-        """Make the changes between two trees to the files on disk, and return the changed paths.
+        """Apply the changes between two trees to the files on disk, and return the changed paths.
 
         Raises:
             WorkspaceError: a file differs from both trees. Nothing was written.
@@ -348,7 +351,7 @@ class Workspaces(Protocol):
         ...
 
     def release(self, scope: EpisodeScope) -> None:
-        """Release the claim. Idempotent."""
+        """Release an episode's claim on its working tree. Idempotent."""
 
     def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
         """Commit a run's changes on a new branch, and return sentences about them for the status. Idempotent.
@@ -375,7 +378,7 @@ class Setups(Protocol):
     def examine(
         self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, named: str = ""
     ) -> tuple[Setup | None, tuple[str, ...]]:
-        """Return the setup that a tree needs, if any, and sentences about packages that are missing and have no setup.
+        """Return the setup that a tree needs, if any, and sentences about missing packages that no setup installs.
 
         Args:
             scope: the episode or plan.
@@ -388,7 +391,7 @@ class Setups(Protocol):
     def set_up(
         self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, setup: Setup, *, cancelled: Callable[[], bool]
     ) -> SetUpResult:
-        """Remember a decision, and install the packages unless they are cached. Idempotent.
+        """Carry out a decision: remember it, and install the packages unless they are cached. Idempotent.
 
         Raises:
             WorkspaceError: the packages cannot be added to the tree. The message says what to do.
@@ -401,24 +404,24 @@ OpenEpisodes = Callable[[str], bool]
 
 
 def opened_key(opening: str) -> str:
-    """Return the key of the checkpoint that is created when an episode is opened."""
+    """Return the ledger key of the checkpoint that is created when an episode is opened."""
     return f"opened/{opening}"
 
 
 def forked_key(run: str) -> str:
-    """Return the key of the first checkpoint of an episode that continues another one."""
+    """Return the ledger key of the first checkpoint of an episode that continues another one."""
     return f"forked/{run}"
 
 
 def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
-    """Record the opening of an episode."""
+    """Record in the ledger that an episode was opened."""
     _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
     if request.snapshot is not None:
         ledger.record(request.snapshot)
 
 
 def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
-    """Record that a person's edits were kept. Do nothing if there were none."""
+    """Record in the ledger that edits by a person were kept. Without edits, do nothing."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
     text = f"kept manual edits in {format_count(adopted.files_changed, 'file')}"
@@ -426,12 +429,12 @@ def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, c
 
 
 def note_restoration(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
-    """Record a restored checkpoint."""
+    """Record in the ledger that a checkpoint was restored."""
     _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
 
 
 def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
-    """Record that a run was reset."""
+    """Record in the ledger that a run was reset in Temporal."""
     _note(
         ledger,
         request.scope,
@@ -443,7 +446,7 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
 
 
 def note_closing(ledger: Ledger, request: CloseRequest, call: Call, result: CloseResult | None) -> None:
-    """Record an episode's outcome and the place of its result."""
+    """Record an episode's outcome, and the place of its result, in the ledger."""
     # First, because the event makes pages read the row again.
     if request.snapshot is not None:
         ledger.record(with_delivered(request.snapshot, result.delivered if result is not None else ""))

@@ -49,7 +49,7 @@ class CommittedResult(NamedTuple):
     """Changed paths that belong to submodules. At most `SHOWN`."""
 
     def describe(self) -> str:
-        """Return sentences for the status that describe the result and how to take it."""
+        """Describe the result, and how to take it, in sentences for the status."""
         parts = ["nothing was committed, because no file of the repository changed"]
         if self.branch:
             lines = f"+{self.added} -{self.removed}"
@@ -213,7 +213,7 @@ def _create_branch(git: Git, commit: str, base: str, wanted: str, *, is_fixed: b
 
 
 def _same_commits(git: Git, one: str, other: str, base: str) -> bool:
-    """Return whether two branches have the same trees and messages since `base`, regardless of their commit times."""
+    """Return whether two branches have equal trees and messages since `base`. Commit times may differ."""
     return len({git.attempt("log", "--format=%T%n%B", f"{base}..{tip}").out for tip in (one, other)}) == 1
 
 
@@ -247,7 +247,7 @@ class TakeRequest(Value):
 
 
 def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
-    """Commit a run's result on a branch, write its files into the workspace, or attach its proof to them.
+    """Commit a run's result on a branch, write its files into the workspace, or attach a proof to the files.
 
     Return a sentence for a person.
 
@@ -279,7 +279,7 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
 
 
 def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
-    """Write a proof and the initial files to a ref in the workspace's repository. The ref can be pushed."""
+    """Write a proof and the initial files to a ref of the workspace's repository, which can be pushed."""
     repository, reference = UserRepository(Path(request.workspace)), f"{PROOFS}/{request.tree}"
     with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
         git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})

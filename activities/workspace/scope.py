@@ -92,11 +92,11 @@ class Differ(Protocol):
     """Compares trees within a time limit, whatever the input."""
 
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference between two trees. `store` is the `store_folder` of their scope."""
+        """Compare two trees and return their difference. `store` is the `store_folder` of their scope."""
         ...
 
     def lines(self, store: Path, tree: str) -> int:
-        """Return the number of text lines in a tree."""
+        """Count the text lines in a tree."""
         ...
 
 
@@ -116,7 +116,7 @@ class Call:
 
 
 def this_call() -> Call:
-    """Return the current call. Only works within an activity."""
+    """Return the activity call that is being executed. This only works within an activity."""
     info = activity.info()
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 
@@ -132,21 +132,21 @@ class Ledger(Protocol):
         ...
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints recorded on another host, each as episode, number, key and JSON. Existing ones are kept."""
+        """Add checkpoints that another host recorded, each as episode, number, key and JSON. Existing ones are kept."""
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint is stored under this key."""
         ...
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return all of an episode's checkpoints by number."""
+        """Return all checkpoints of an episode by number."""
         ...
 
     def add_event(self, event: TrailEvent) -> None:
-        """Add a timeline entry, once per key."""
+        """Add an entry to the timeline. For each key, only one entry is added."""
 
     def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Store a workflow's snapshot. The newest one wins."""
+        """Store a workflow's snapshot unless a newer one is stored."""
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
         """Update a recorded workflow's progress without adding a timeline entry."""

@@ -60,12 +60,12 @@ class UserRepository:
                 )
 
     def head(self) -> str:
-        """Return the checked-out branch (`refs/heads/...`) or commit, or "" if it cannot be read."""
+        """Return the checked-out branch (`refs/heads/...`) or commit, or "" if HEAD cannot be read."""
         text = _read(self.folder / "HEAD", POINTER_BYTES).decode("utf-8", "replace").strip()
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return the files that snapshots cover, apart from the effect of the tree's own `.gitignore` files."""
+        """Return which files snapshots cover, not yet considering the `.gitignore` files of the tree itself."""
         tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
@@ -88,7 +88,7 @@ class IndexMemory:
         self._held: LruCache[Path, _Indexes] = LruCache(REMEMBERED)
 
     def list_tracked_files(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the files tracked by the index and by submodules, and all their parent folders."""
+        """Return the files that the index and submodules track, and all parent folders of these files."""
         indexes = self._held.get(repository.folder)
         if indexes is None or any(signature_of(path) != signature for path, signature in indexes.read.items()):
             read: dict[Path, Signature | None] = {}
@@ -115,7 +115,7 @@ def git_folder(root: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """Return the last value of each setting in a git config file. Keys are in lower case except for the middle part.
+    """Read the last value of each setting in a git config file. Keys are in lower case except for the middle part.
 
     Includes are not followed. A file that is too large or malformed has no settings.
     """
@@ -123,12 +123,12 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def read_pointer(path: Path) -> bytes:
-    """Return the single line of a file that refers to a path, or empty bytes if there is none."""
+    """Read the single line of a file that refers to a path. Return empty bytes if there is none."""
     return _read(path, POINTER_BYTES).strip()
 
 
 def user_config(folder: Path) -> dict[str, str]:
-    """Return the system's and the user's settings, with includes that apply to the git folder `folder`."""
+    """Read the system's and the user's git settings, with the includes that apply to the git folder `folder`."""
     return dict(_user_settings(folder))
 
 
@@ -166,7 +166,7 @@ def _with_includes(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, 
 
 
 def _applies(condition: str, path: Path, folder: Path) -> bool:
-    """Return whether the git folder matches a `gitdir:` or `gitdir/i:` condition (git-config(1))."""
+    """Return whether a `gitdir:` or `gitdir/i:` condition matches the git folder (git-config(1))."""
     kind, _, pattern = condition.partition(":")
     if kind not in ("gitdir", "gitdir/i"):
         return False
@@ -238,7 +238,7 @@ def _list_tracked_paths(root: Path, folder: Path, read: dict[Path, Signature | N
 
 
 def _entries(index: Path) -> list[tuple[str, int]]:
-    """Return the paths and modes in an index, including a split index's shared part. Empty if damaged."""
+    """Read the paths and modes in an index, with the shared part of a split index. Empty if it is damaged."""
     content = _read(index, INDEX_BYTES)
     # The id length is not stored in the file: only the right one yields names in order.
     for digest_bytes in (20, 32):
@@ -258,7 +258,7 @@ def _entries(index: Path) -> list[tuple[str, int]]:
 def _parse_entries(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
     """Parse the entries of an index, versions 2 to 4 (gitformat-index(5)).
 
-    Return them and the position of their end.
+    Return the entries and the position at which they end.
     """
     if content[:4] != b"DIRC":
         raise ValueError("not an index")
@@ -308,7 +308,7 @@ class _Indexes:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """Return a regular file's content, or empty bytes if it is missing or larger than `limit`."""
+    """Read a regular file. Return empty bytes if it is missing or larger than `limit`."""
     try:
         # Checked before opening: opening a device can have side effects. O_NONBLOCK, as it may become a pipe now.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -328,7 +328,7 @@ def _config_home() -> Path:
 
 
 def _home(path: str) -> str:
-    """Expand a leading `~/`."""
+    """Replace a leading `~/` with the home folder."""
     return str(Path(path).expanduser()) if path.startswith("~/") else path
 
 
@@ -336,7 +336,7 @@ LISTING_TIMEOUT = timedelta(seconds=30)
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """Return the paths of files and symlinks below `root`. Ignored ones are included only if git tracks them.
+    """List the files and symlinks below `root`. Ignored ones are included only if git tracks them.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.

@@ -94,7 +94,7 @@ class GitWorkingTree:
         return self._processes.ended
 
     def snapshot(self) -> str:
-        """Return the tree id of the files on disk, byte for byte. Idempotent.
+        """Take a snapshot of the files on disk, byte for byte, and return its tree id. Idempotent.
 
         The snapshot covers files that are not ignored, files that were covered before they were ignored, and files that
         the user's repository tracks although they are ignored. Nested repositories and submodules are covered as plain
@@ -159,7 +159,7 @@ class GitWorkingTree:
         return tree, self._undo(tree, actual, undone, DriftCause.OUTSIDE)
 
     def apply(self, before: str, after: str) -> tuple[bytes, ...]:
-        """Make the changes between two trees to the files on disk, and return the changed paths.
+        """Apply the changes between two trees to the files on disk, and return the changed paths.
 
         Raises:
             WorkspaceError: a file differs from both trees. Nothing was written.
@@ -201,7 +201,7 @@ class GitWorkingTree:
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Record a child process so that the next holder kills it with its descendants and its session."""
+        """Record a child process, so that the next holder kills it with its descendants and its session."""
         self._processes.note(pid)
 
     def _read(self, previous: Folder | None) -> str:
@@ -221,7 +221,7 @@ class GitWorkingTree:
         return tree
 
     def _go_to(self, tree: str, actual: str) -> None:
-        """Restore `tree`. `actual` is the tree on disk, as last read."""
+        """Restore `tree` on disk. `actual` is the tree that was last read from disk."""
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
                 f"the store {self._store.folder} does not contain the tree {tree}. Check that this worker "
@@ -270,7 +270,7 @@ class GitWorkingTree:
     def _undo(
         self, expected: str, actual: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
-        """Save the current files, restore `expected`, and return the drift with the command to get the changes back."""
+        """Save the current files, restore `expected`, and report the drift with the command that brings it back."""
         drift = describe_drift(self.root, expected, actual, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(actual)
         self._go_to(expected, actual)
@@ -289,7 +289,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     """Check that `workspace` is the top of a git working tree.
 
     Raises:
-        NotARepositoryError: it is not the top of a git working tree.
+        NotARepositoryError: the workspace is not the top of a git working tree.
         WorkspaceError: the workspace cannot be used for another reason.
     """
     if not workspace.is_absolute():
@@ -326,7 +326,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
 
 
 def _refusal(workspace: Path) -> NotARepositoryError:
-    """Return the error for a folder without `.git`."""
+    """Create the error for a folder without `.git`."""
     real = workspace.resolve()
     for folder in (real, *real.parents):
         if folder.name == ".git" and _is_git_folder(folder):
@@ -354,7 +354,7 @@ def _is_git_folder(folder: Path) -> bool:
 def notes_on(
     repository: UserRepository, coverage: Coverage, *, worktree: bool, timeout: timedelta = COMMAND_TIMEOUT
 ) -> tuple[str, ...]:
-    """Return notes for the operator on what checkpoints cover, as sentences."""
+    """Describe, in sentences for the operator, what checkpoints cover."""
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
@@ -404,7 +404,7 @@ class GitWorkspaces:
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
-        """Check the workspace, claim it and create the worktree.
+        """Check the workspace, claim it for an episode and create a worktree if requested.
 
         A nested episode works under the plan's claim, in the plan's tree.
         """
@@ -448,7 +448,7 @@ class GitWorkspaces:
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
-        """Release the claim. A worktree stays, because it contains the result. Idempotent.
+        """Release an episode's claim. A worktree stays, because it contains the result. Idempotent.
 
         A nested episode does not have its own claim. The plan's claim is kept.
         """
@@ -457,9 +457,9 @@ class GitWorkspaces:
 
     @contextlib.contextmanager
     def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
-        """Lock the tree exclusively.
+        """Lock the working tree exclusively.
 
-        Git processes inherit the lock, so the wait includes any that outlive a killed holder.
+        Git processes inherit the lock, so the wait includes processes that outlive a killed holder.
 
         Raises:
             NotARepositoryError: the workspace is no longer a git working tree.

@@ -171,7 +171,7 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Mount installed packages in a worktree, by their paths within it, instead of the workspace's packages.
+    """Mount installed packages in a worktree in place of the workspace's packages, by their paths within the worktree.
 
     Idempotent.
 
@@ -193,7 +193,7 @@ def _make_mount_point(place: Path, source: str) -> None:
 
 
 def write_record(root: Path, record: Worktree) -> None:
-    """Store a worktree's record atomically."""
+    """Store the record of a worktree atomically."""
     folder = private_folder(data_folder(root))
     temporary = folder / "record.new"
     temporary.write_text(record.model_dump_json())
@@ -216,7 +216,7 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
 
 
 def _registration(workspace: UserRepository, root: Path) -> Path:
-    """Return a worktree's registration folder, which is named after it unless another one has that name."""
+    """Return the folder that registers a worktree. It has the worktree's name unless another folder has that name."""
     check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
@@ -235,7 +235,7 @@ def _registration(workspace: UserRepository, root: Path) -> Path:
 def _add_commit_contents(
     source: UserRepository, git: Git, commit: str, root: Path, contents: _Contents, timeout: timedelta, depth: int
 ) -> None:
-    """Add the contents of a commit that `read-tree` leaves out: Git LFS files and submodules."""
+    """Add what `read-tree` leaves out of a commit: Git LFS files and submodules."""
     entries = [line.partition(b"\t") for line in split_z(git.run("ls-tree", "-r", "-z", commit))]
     paths = [path for fields, _, path in entries if not fields.startswith(b"160000")]
     top = Path(git.variables["GIT_WORK_TREE"])
@@ -267,7 +267,7 @@ def _pointer_at(path: Path) -> Pointer | None:
 
 
 def large_file_store(repository: UserRepository) -> Path:
-    """Return the folder with a repository's local Git LFS objects (git-lfs-config(5))."""
+    """Return the folder that contains a repository's local Git LFS objects (git-lfs-config(5))."""
     storage = read_config(repository.common / "config").get("lfs.storage", "lfs")
     return repository.common / storage
 
@@ -358,7 +358,7 @@ def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> Non
 
 
 def _read_rules(path: Path) -> bytes:
-    """Return the ignore patterns in a file, or nothing if it is missing or too large."""
+    """Read the ignore patterns in a file. If it is missing or too large, return none."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -395,7 +395,7 @@ def _find_files(
 def _look_into(
     workspace: Path, top: str, wanted: RuleList, contents: _Contents, budget: Iterator[int]
 ) -> Iterator[str]:
-    """Yield the wanted files in an ignored folder, and collect the environments that it contains."""
+    """Yield the wanted files in an ignored folder, and collect the environments in it."""
     waiting = [(top, _matches(wanted, top, folder=True))]
     while waiting:
         folder, whole = waiting.pop()
@@ -416,7 +416,7 @@ def _matches(wanted: RuleList, path: str, *, folder: bool) -> bool:
 
 
 def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
-    """Copy a regular file so that only its owner can read it. Return its size, or None if it was not copied."""
+    """Copy a regular file, readable only by its owner. Return the file's size, or None if it was not copied."""
     try:
         # Not followed: an agent could have left a link to any file of the host.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -438,7 +438,7 @@ def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
 def _make_private_git(
     workspace: UserRepository, registration: Path, data: Path, contents: _Contents, timeout: timedelta, *, only: str
 ) -> tuple[tuple[str, str], ...]:
-    """Create the git folder that commands in the worktree use, and return the mounts of the user's objects.
+    """Create the git folder that commands in the worktree use. Return the mounts of the user's objects.
 
     The folder has the workspace's branches and tags, and commits made in it stay there. If `only` is a commit, the
     folder contains only this commit's history, and nothing is mounted, because commands could find objects without a
@@ -491,7 +491,7 @@ def _large_file_config() -> str:
 
 
 def _object_stores(objects: Path, depth: int) -> Iterator[Path]:
-    """Yield a repository's object folder, followed by the folders from which it borrows objects."""
+    """Yield a repository's object folder, and then the folders from which it borrows objects."""
     yield objects.resolve()
     lines = read_pointer(objects / "info/alternates").splitlines() if depth > 0 else ()
     for line in lines:

@@ -366,7 +366,7 @@ class CodexAdapter:
 
 
 def native(program: Path) -> str:
-    """Return the codex binary that npm's node script runs. Killing the script would leave codex running."""
+    """Find the codex binary that npm's node script runs. Killing only the script would leave codex running."""
     script = program.resolve()
     if script.suffix != ".js":
         return str(program)

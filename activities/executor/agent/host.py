@@ -244,7 +244,7 @@ class AgentHost:
             yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model, hosts=hosts), gateway
 
     def effects_of(self, agent: ModelUser, order: WorkOrder) -> str:
-        """Return the agent's possible effects outside the working tree and its home; see `Executor.effects_outside`."""
+        """Describe an agent's effects outside the working tree and its home; see `Executor.effects_outside`."""
         if order.executor.mode is AgentMode.FULL:
             return "mode full has no sandbox"
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:

@@ -269,7 +269,7 @@ class HandOff:
         raise last
 
     def _is_stable(self, window: Window, message: Message) -> bool:
-        """Return whether the text stays unchanged for a while. After two pastes, the second may still arrive."""
+        """Return whether the text stays unchanged for a while. After two pastes, the second one may still arrive."""
         self._until(lambda: self._read_box(window, message) is not BoxState.OURS, PENDING_S)
         return self._read_box(window, message) is BoxState.OURS
 

@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def main():
-    """Carry out the requests read from standard input."""
+    """Carry out the requests that arrive on standard input."""
     orders = json.loads(sys.stdin.read())
     orders["root"] = os.getcwd()
     teller = _Teller(orders.pop("nonce"))
@@ -44,7 +44,7 @@ class _Teller:
         sys.stdout.flush()
 
     def forget(self):
-        """Clear the nonce in a child process."""
+        """Clear the nonce in a child process, so that the code under test cannot read it."""
         self._nonce = ""
 
 
@@ -105,7 +105,7 @@ class _Gate:
         return session
 
     def _plain(self, session):
-        """Run every test alone. Without a mutant, each result must be reproducible."""
+        """Run every test alone, without a mutant. The result must be the same each time."""
         # A flaky test could otherwise pass here and kill a mutant by chance.
         repeats = 2
         for item in session.found["items"]:
@@ -122,7 +122,7 @@ class _Gate:
                         break
 
     def _try(self, session, mutant):
-        """Run the tests that execute a mutant's lines. Return False if the mutant needs its own session."""
+        """Run the tests that execute the lines of a mutant. Return False if the mutant needs a session of its own."""
         lines, concerned = set(mutant["lines"]), []
         for item in session.found["items"]:
             green = self._green.get(item["id"], {"lines": {}})
@@ -163,7 +163,7 @@ class _Gate:
         return True
 
     def _kills(self, result, green, function):
-        """Return whether a passing test now fails by its own assertion.
+        """Return whether a test that passed before now fails by its own assertion.
 
         Mirrors `can_fail` in tightloop/testing, which decides.
         """

@@ -33,7 +33,7 @@ class Changing:
         return sorted(lines)
 
     def note_functions(self, paths):
-        """Find the loaded functions of some files, once for all child processes."""
+        """Find the functions that are loaded from some files, once for all child processes."""
         local_paths = {}
         # Not by module attributes: decorators, closures and tables hold functions that none of them names.
         for function in gc.get_objects():
@@ -51,7 +51,7 @@ class Changing:
         sys.meta_path.insert(0, _Finder(path, self._mutate_source(mutant)))
 
     def swap(self, mutant):
-        """Apply the mutant to a loaded module's functions. Return False if there are none to change."""
+        """Apply the mutant to the functions of a loaded module. Return False if no function changes."""
         # Even for a loaded module: a test may reload it.
         self.overlay(mutant)
         if not any(
@@ -124,7 +124,7 @@ def _inner(code):
 
 
 def _pairs(old, new):
-    """Return the pairs of code objects that differ."""
+    """Return the pairs of old and new code objects that differ."""
     if old == new:
         return []
     pairs = [(old, new)]

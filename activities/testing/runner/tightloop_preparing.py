@@ -11,7 +11,7 @@ _OF_XDIST, _OF_COVERAGE = ["-n", "0"], ["--no-cov"]
 
 
 def plugins():
-    """Return the modules of plugins that pytest loads automatically."""
+    """Return the modules of the plugins that pytest loads automatically."""
     from importlib.metadata import entry_points
 
     points = entry_points()
@@ -20,7 +20,7 @@ def plugins():
 
 
 def warm(names):
-    """Import libraries before further sessions start, each of which would otherwise take as long as the first."""
+    """Import libraries in advance, so that only the first session takes long to start."""
     for name in names:
         if name not in sys.modules or name == LETTERS:
             try:

@@ -41,7 +41,7 @@ class Watching:
         return {path: sorted(lines) for path, lines in self._lines.items()}
 
     def taken_exceptions(self):
-        """Return the exceptions that reached the tests, and the lines at which they left changed code."""
+        """Return the exceptions that reached the tests, with the lines at which they left the changed code."""
         return sorted(self._exceptions), sorted(self._raised)
 
     def libraries(self):
@@ -54,7 +54,7 @@ class Watching:
         return names
 
     def judge(self, error):
-        """Classify a failure by whether it is an assertion and by the role of the code that raised it."""
+        """Classify a failure: whether it is an assertion, and which kind of code raised it."""
         assertions = (AssertionError, pytest.fail.Exception)
         # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
@@ -71,7 +71,7 @@ class Watching:
         }
 
     def _place(self, error):
-        """Return the role of the code that failed, skipping any libraries between that code and the error."""
+        """Return the role of the code that failed. Libraries between this code and the error are skipped."""
         for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             code = frame.f_code
             role, path = self._role(code.co_filename)
@@ -210,7 +210,7 @@ class Recorder:
 
 
 def canaries_sing(session):
-    """Return whether a test that must fail does fail, and one that must pass does pass."""
+    """Return whether the canaries work: the test that must fail fails, and the test that must pass passes."""
     from _pytest.runner import call_and_report
 
     class Canary(pytest.Item):

@@ -46,7 +46,7 @@ class Session:
         os.close(answer_end)
 
     def collect(self, limit):
-        """Return the collected tests. If collection failed, the result has a problem and no tests."""
+        """Collect the tests. If this fails, the result contains a problem and no tests."""
         answer = self._read(limit + COLLECT_GRACE_S)
         if answer is None:
             return {"items": [], "problems": [["", "collecting the tests took too long or crashed Python"]]}
@@ -65,7 +65,7 @@ class Session:
         return self._read(limit + COLLECT_GRACE_S) or nothing("crashed", limit)
 
     def close(self):
-        """Kill the session and its process group."""
+        """Kill the session with its whole process group."""
         for end in (self._orders_to, self._answers):
             os.close(end)
         # Both: a child that was stopped before its setsid leads no group yet.
@@ -130,7 +130,7 @@ class _Server:
         self._problems.append([path, text[-TAIL:]])
 
     def loop(self, items):
-        """Report the collected tests, and then run the requested ones."""
+        """Report the collected tests, and then run each test that is requested."""
         self._watching.stop()
         self._collected = True
         self._items = items

@@ -40,18 +40,18 @@ class TreeMerge:
 
 
 def decode_path(path: bytes) -> str:
-    """Return a path as text, escaping invalid UTF-8."""
+    """Convert a path to text, escaping invalid UTF-8."""
     return path.decode("utf-8", "backslashreplace")
 
 
 def folders_above(path: bytes) -> list[bytes]:
-    """Return a file's parent folders, outermost first."""
+    """Return the parent folders of a file, outermost first."""
     parts = path.split(b"/")
     return [b"/".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
-    """Return all parent folders of some files."""
+    """Return the parent folders of several files."""
     folders: set[str] = set()
     for path in paths:
         while (cut := path.rfind("/")) > 0 and (path := path[:cut]) not in folders:
@@ -60,7 +60,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def file_mode(mode: int) -> int:
-    """Return the tree mode for a file with these permissions."""
+    """Return the mode that a tree records for a file with these permissions."""
     if stat.S_ISLNK(mode):
         return LINK
     return EXECUTABLE if mode & stat.S_IXUSR else REGULAR

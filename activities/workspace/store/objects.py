@@ -56,7 +56,7 @@ class PackFile:
         self._size += len(record)
 
     def finish(self) -> None:
-        """Durably write the header, checksum and index."""
+        """Write the header, the checksum and the index durably."""
         self._file.seek(0)
         self._file.write(b"PACK" + struct.pack(">II", 2, len(self._rows)))
         self._file.flush()
@@ -79,7 +79,7 @@ class PackFile:
         Path(index_name).replace(stem.with_suffix(".idx"))
 
     def close(self) -> None:
-        """Delete an unfinished pack."""
+        """Delete the pack if it is unfinished."""
         self._file.close()
         Path(self._name).unlink(missing_ok=True)
 
@@ -161,14 +161,14 @@ class TreeStore:
             return pygit2.Repository(str(self.folder), flags)
 
     def holds(self, tree: str) -> bool:
-        """Return whether the tree exists. Checks only its own object, not its contents."""
+        """Return whether the store contains a tree. Only the tree object itself is checked, not its contents."""
         try:
             return tree == EMPTY_TREE or self.repository.odb.read(tree)[0] == ObjectType.TREE
         except (KeyError, ValueError, pygit2.GitError):
             return False
 
     def read(self, blob: str) -> bytes:
-        """Return an object's content.
+        """Read the content of an object.
 
         Raises:
             GitError: the object is missing or damaged.
@@ -181,7 +181,7 @@ class TreeStore:
             raise GitError(f"cannot read object {blob} from {self.folder}: {error}") from error
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield a file's content. A large loose file is read in chunks."""
+        """Yield the content of a file. Large loose files are read in chunks."""
         path = self.folder / "objects" / blob[:2] / blob[2:] if self.size(blob) > STREAMED_BYTES else None
         if path is None or not path.exists():
             yield self.read(blob)
@@ -202,7 +202,7 @@ class TreeStore:
                 yield out
 
     def size(self, blob: str) -> int:
-        """Return an object's size. Packed objects are not read.
+        """Return the size of an object. A packed object is not read for this.
 
         Raises:
             GitError: the object is missing.
@@ -213,7 +213,7 @@ class TreeStore:
             raise GitError(f"the object {blob} is not in {self.folder}: {error}") from error
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return a tree's direct entries by name."""
+        """Return the direct entries of a tree by name."""
         data, position, entries = self.read(tree), 0, {}
         while position < len(data):
             end = data.index(b"\0", position)
@@ -238,11 +238,14 @@ class TreeStore:
                 files[prefix + name] = entry
 
     def changes(self, before: str, after: str) -> list[TreeChange]:
-        """Return the paths that differ, sorted. If a file became a folder, its path is removed and others are added."""
+        """Return the paths that differ between two trees, sorted.
+
+        If a file became a folder, its path is removed and others are added.
+        """
         return self.listed_changes(before, after)[0]
 
     def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
-        """Return the paths that differ, sorted, and whether they are complete, which is False after a timeout."""
+        """Return the paths that differ, sorted, and whether the list is complete. It is incomplete after a timeout."""
         changes: list[TreeChange] = []
         complete = self._compare(b"", before, after, changes, time.monotonic() + seconds)
         return sorted(changes, key=itemgetter(0)), complete
@@ -268,7 +271,7 @@ class TreeStore:
         return True
 
     def replace_paths(self, tree: str, replacements: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree with some paths replaced. None removes a path."""
+        """Replace some paths in a tree and return the new tree. None removes a path."""
         files: dict[bytes, Entry] = self.files(tree)
         for path, entry in replacements.items():
             if entry is None:
@@ -280,7 +283,7 @@ class TreeStore:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
-        """Add objects, which become visible when the block ends without an error."""
+        """Collect new objects, which become visible when the block ends without an error."""
         with translated_errors(self.folder):
             sink = ObjectSink(self.folder, self.repository)
             try:
@@ -297,7 +300,7 @@ class TreeStore:
             self.repository.references.create(reference, tree, force=True)
 
     def reference(self, name: str) -> str:
-        """Return the tree of a ref, or "" if it is missing."""
+        """Return the tree that a ref points to, or "" if there is no such ref."""
         ref = self.repository.references.get(name)
         return "" if ref is None else str(ref.target)
 
@@ -314,7 +317,7 @@ class ObjectSink:
         self._pack: PackFile | None = None
 
     def add(self, kind: str, content: bytes) -> bytes:
-        """Add a `blob` or a `tree` and return its 20-byte id."""
+        """Add a `blob` or `tree` object and return its 20-byte id."""
         name = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)), usedforsecurity=False)
         name.update(content)
         digest = name.digest()
@@ -378,19 +381,19 @@ class ObjectSink:
 
 
 def tree_content(rows: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """Return a tree object's content from names, modes and ids, in git's order."""
+    """Build the content of a tree object from names, modes and ids, in git's order."""
     ordered = sorted(rows, key=lambda row: row[0] + b"/" if row[1] == FOLDER else row[0])
     return b"".join(b"%o %s\0%s" % (mode, name, digest) for name, mode, digest in ordered)
 
 
 def valid_name(name: bytes) -> bool:
-    """Return whether a name may be written. It must not lead out of the folder or be a git folder."""
+    """Return whether a name may be written. Git folders and names that lead out of the folder are not allowed."""
     return bool(name) and b"/" not in name and b"\0" not in name and name.lower() not in (b".", b"..", b".git")
 
 
 @contextlib.contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """Translate operating system and libgit2 errors.
+    """Turn errors of the operating system and libgit2 into errors of our own.
 
     Raises:
         StorageFullError: the disk is full.

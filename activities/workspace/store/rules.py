@@ -47,7 +47,10 @@ class RuleList:
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
-        """Return whether a path (with base, in the form of `as_bytes_text`) is ignored, or None if no rule matches."""
+        """Return whether a rule ignores a path, or None if no rule matches.
+
+        The path includes `base` and has the form of `as_bytes_text`.
+        """
         parts: list[str] | None = None
         for rule in self._rules:
             if rule.folders_only and not folder:
@@ -70,7 +73,7 @@ class Rules:
         self._lists = tuple(rule_list for rule_list in lists if rule_list)[::-1]
 
     def within(self, rule_list: RuleList) -> "Rules":
-        """Return these rules combined with the rules of a file deeper in the tree."""
+        """Combine these rules with the rules in a file deeper in the tree."""
         return Rules((*self._lists[::-1], rule_list)) if rule_list else self
 
     def ignores(self, path: str, name: str, *, folder: bool) -> bool:
@@ -86,7 +89,7 @@ class Rules:
 
 
 def as_bytes_text(name: str) -> str:
-    """Return a name with one character per byte, as git's `?` matches a byte."""
+    """Convert a name to a text with one character per byte, because `?` in git matches a byte."""
     return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
@@ -111,7 +114,7 @@ def _rule(line: str, folded: bool) -> _Rule | None:
 
 
 def _cut(line: str) -> list[str]:
-    """Split a rule at its slashes, except for slashes in bracket classes, which never match a slash."""
+    """Split a rule at its slashes. Slashes in bracket classes do not count, because a class never matches a slash."""
     parts, begin, position = [], 0, 0
     while position < len(line):
         if line[position] == "/":
@@ -151,7 +154,7 @@ def _test(glob: str, folded: bool) -> Test:
 
 
 def _expression(glob: str) -> str | None:
-    """Translate a glob without slashes. Return None if it never matches anything in git."""
+    """Translate a glob without slashes to an expression. Return None if git never matches anything with it."""
     chunks, chunk, position = [], "", 0
     while position < len(glob):
         character = glob[position]
@@ -181,7 +184,7 @@ def _expression(glob: str) -> str | None:
 
 
 def _class(glob: str, position: int) -> tuple[str | None, int]:
-    """Translate the class after `[`, and return the expression and the position after the class."""
+    """Translate the bracket class after `[`. Return the expression and the position after the class."""
     negated = glob[position : position + 1] in ("!", "^")
     position += negated
     begin, items = position, ""
@@ -205,13 +208,16 @@ def _class(glob: str, position: int) -> tuple[str | None, int]:
 
 
 def _member(glob: str, position: int) -> tuple[str, int]:
-    """Return a class's character and the next position, which is past the end for a trailing backslash."""
+    """Read one character of a bracket class. Return the character and the next position.
+
+    After a trailing backslash, the position is past the end.
+    """
     position += glob[position] == "\\"
     return glob[position : position + 1], position + 1
 
 
 def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
-    """Match path components by tracking all alternatives simultaneously."""
+    """Match path components against a rule, tracking all alternatives at the same time."""
     reached = _with_deep({0}, tests)
     for name in names:
         following = set()
@@ -230,7 +236,7 @@ def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
 
 
 def _with_deep(places: set[int], tests: tuple[Test | None, ...]) -> set[int]:
-    """Add the positions that are reached when `**` matches no folder."""
+    """Add the positions that are reached if `**` matches no folder at all."""
     for position in sorted(places):
         while position < len(tests) and tests[position] is _DEEP:
             position += 1

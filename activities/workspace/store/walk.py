@@ -62,7 +62,7 @@ class Folder:
         return bool(self.files or self.folders)
 
     def same_content(self, other: "Folder") -> bool:
-        """Return whether the tree id of `other` is known and also applies to this folder."""
+        """Return whether the tree id of `other` is known and this folder has the same content."""
         if not other.tree or len(self.files) != len(other.files) or len(self.folders) != len(other.folders):
             return False
         for name, below in self.folders.items():
@@ -77,20 +77,20 @@ class Folder:
         return True
 
     def content(self) -> bytes:
-        """Return the content of the folder's tree object."""
+        """Return the content of the tree object for this folder."""
         files = ((os.fsencode(name), row.mode, row.digest) for name, row in self.files.items())
         folders = ((os.fsencode(name), FOLDER, below.tree) for name, below in self.folders.items())
         return tree_content(itertools.chain(files, folders))
 
     def paths(self, prefix: str = "") -> Iterator[str]:
-        """Yield the paths of all files."""
+        """Yield the paths of all files in the folder."""
         for name in self.files:
             yield prefix + name
         for name, below in self.folders.items():
             yield from below.paths(f"{prefix}{name}/")
 
     def put(self, path: bytes, entry: Entry | None) -> None:
-        """Set a path's entry, or None if there is no file. The next walk reads the file again."""
+        """Set the entry of a path, or None if there is no file. The next walk reads the file again."""
         name, _, rest = os.fsdecode(path).partition("/")
         self.tree = b""
         if rest:
@@ -123,7 +123,7 @@ class StatCache:
         self._memory = memory
 
     def load(self) -> Folder | None:
-        """Return the last state, or None if it is missing or damaged. In that case, all files are read again."""
+        """Load the last state. If it is missing or damaged, return None, so that all files are read again."""
         signature = signature_of(self._path)
         if signature is None:
             return None
@@ -156,7 +156,7 @@ class StatCache:
         self.remember(folder)
 
     def remember(self, folder: Folder) -> None:
-        """Cache a state only in memory, as the older state in the file has the same content."""
+        """Keep a state only in memory, because the file already has an older state with the same content."""
         if (signature := signature_of(self._path)) is not None:
             self._memory.put(self._path, (signature, folder))
 
@@ -166,7 +166,7 @@ class StatCache:
 
 
 def signature_of(path: Path) -> Signature | None:
-    """Return a value that changes with the file, or None if the file cannot be read."""
+    """Return a value that changes whenever the file does, or None if the file cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -256,7 +256,7 @@ class Walk:
         """Number of files whose size, times or content changed."""
 
     def run(self, root: str, previous: Folder | None) -> Folder:
-        """Return the state of the tree at `root`. `previous` is the previous state, which is not modified.
+        """Walk over the tree at `root` and return its state. The given `previous` state is not modified.
 
         Raises:
             WalkTimeoutError: the walk took too long.

@@ -121,7 +121,7 @@ class TreeWriter:
         return self._open[-1][1] if self._open else self._root
 
     def _enter(self, folders: list[bytes], *, make: bool) -> bool:
-        """Change to a folder, creating it if `make` is set. Return False if it does not exist."""
+        """Change to a folder, creating it if `make` is set. Return False if the folder does not exist."""
         common = 0
         while common < min(len(folders), len(self._open)) and self._open[common][0] == folders[common]:
             common += 1
@@ -162,7 +162,7 @@ def describe_drift(
     store: Path | None = None,
     step: str = "",
 ) -> Drift:
-    """Return the drift report before changes are undone. Tool caches are left out.
+    """Describe the drift before changes are undone. Tool caches are left out.
 
     With a `store`, the changes are about to be undone, and the report contains the command that restores them.
     """
@@ -201,7 +201,7 @@ def describe_drift(
 def undone_changes(
     changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked_paths: set[bytes], answer: DriftAnswer
 ) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
-    """Return the changes that a person wants undone, and the target entry for each path.
+    """Return the changes that a person wants undone, and the entry that each affected path should then have.
 
     Args:
         changes: from the workflow's last tree to the files on disk.
@@ -312,7 +312,7 @@ def _with_markers(
 
 
 def _text(store: TreeStore, conflict: _Conflict) -> bytes | None:
-    """Return both sides in one text, or None if they are not text."""
+    """Write both sides of a conflict into one text. Return None if they are not text."""
     sides = [side for side in (conflict.base, conflict.ours, conflict.theirs) if side is not None]
     if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
         return None
@@ -348,9 +348,9 @@ class PackedTrees:
     """Packs trees as git pack files for a store on another host. Working trees are not read."""
 
     def pack(self, scope: EpisodeScope, tree: str, known_tree: str) -> dict[str, bytes]:
-        """Return a pack and its index by file name, with a tree's objects that `known_tree` lacks.
+        """Pack the objects of a tree that `known_tree` lacks. Return the pack and its index by file name.
 
-        Empty if there are none.
+        The result is empty if no object is missing.
         """
         store = TreeStore(store_folder_of(scope))
         object_ids: dict[str, None] = {}
@@ -366,7 +366,7 @@ class PackedTrees:
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
 
     def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add a pack's files to this host's store. Idempotent."""
+        """Add the files of a pack to this host's store. Idempotent."""
         open_state_home()
         store = TreeStore(store_folder_of(scope))
         store.make()
@@ -394,7 +394,7 @@ class PackedTrees:
 
 
 def _collect(store: TreeStore, tree: str, known_tree: str, object_ids: dict[str, None]) -> None:
-    """Collect a tree's objects that are not at the same path in a known tree."""
+    """Collect the objects of a tree that a known tree does not have at the same path."""
     if tree in (known_tree, EMPTY_TREE) or tree in object_ids:
         return
     if not store.holds(tree):
