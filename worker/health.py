@@ -60,8 +60,6 @@ class Health:
         """Return the reason why the process cannot accept work. The reason is empty if the process is ready.
 
         The result is cached for `ANSWER_SECONDS`.
-
-        Empty if it is ready. The result is cached for `ANSWER_SECONDS`.
         """
         if self._drains:
             return "draining: running activities can finish, but no new ones start"

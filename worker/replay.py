@@ -116,7 +116,7 @@ async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
 
     Raises:
         EpisodeNotFoundError: the server has no such workflow.
-        InvalidRequestError: it belongs to another application.
+        InvalidRequestError: the workflow belongs to another application.
     """
     try:
         run_id = (await TightloopClient(client).runs(episode_id))[-1].run_id

@@ -144,7 +144,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
     """Run the web page and the HTTP API during the block, unless they are disabled or already running.
 
     Raises:
-        ServiceUnavailableError: they do not start.
+        ServiceUnavailableError: the servers do not start.
     """
     if not settings.gateway.enabled or await _is_taken_by_another(settings):
         yield

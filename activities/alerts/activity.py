@@ -65,7 +65,7 @@ class AlertDelivery:
     ui_url: str = ""
     namespace: str = ""
     page_of: Callable[[str], str] = lambda _workflow_id: ""
-    """Returns the web UI's URL of an episode or plan, or "" if the UI is not served."""
+    """Function that returns the web UI's URL of an episode or plan, or "" if the UI is not served."""
     full: bool = False
     """Include the reason and the goal."""
 

@@ -68,7 +68,8 @@ def close_idle() -> None:
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT = timedelta(seconds=15)
 LOG_PAGES = 250
-"""Number of 4 kB pages in the write-ahead log before a checkpoint. SQLite's default of 1 000 would stay on disk."""
+"""Number of 4 kB pages after which the write-ahead log is checkpointed. With SQLite's default of 1 000, the larger log
+would stay on disk."""
 CACHE_KB = 256
 """Cache size per connection. It is below SQLite's default of 2 MB because data is rarely read twice."""
 REMOVED_AT_ONCE = 500

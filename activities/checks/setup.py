@@ -75,7 +75,7 @@ class _SetupFailedError(Exception):
 
 
 class SandboxedSetups:
-    """Runs setup commands on this host. They write into a throwaway checkout, from which only the packages are kept."""
+    """Runs setup commands on this host in a throwaway checkout, from which only the installed packages are kept."""
 
     def __init__(self, sandbox: Sandbox, sandbox_settings: SandboxSettings, settings: WorkspaceSettings) -> None:
         self._sandbox, self._sandbox_settings, self._settings = sandbox, sandbox_settings, settings

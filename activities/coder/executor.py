@@ -12,7 +12,7 @@ from tightloop.coder.model import CODER, CoderResult
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 DELIVERED_LATER = frozenset({ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED, ExecutorStatus.FATAL})
-"""Statuses after which the next delivery continues the session."""
+"""Statuses with which a session does not end, because the next delivery continues it."""
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class ToolContext:
     tree: WorkingTree | None = field(default=None, repr=False)
     """The working tree, locked exclusively for a tool that writes or runs. None for a tool that only reads."""
     memory: CoderMemory | None = None
-    """The project's memory. None if it has none."""
+    """The project's memory. None if the project has no memory."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
     """Returns an earlier result in this session by the first digits of its digest. It is set by `ToolExecutor`."""
 
@@ -229,9 +229,8 @@ class ToolContext:
 class Tool:
     """Tool that the coder can call.
 
-    It reads, or it prepares a file change or a program start. `ToolExecutor` records the intent before carrying it out.
-
-    It reads, or it prepares a file change or a program start. `ToolExecutor` records the intent before carrying it out.
+    A tool either reads, or prepares a file change or a program start, which `ToolExecutor` records before carrying it
+    out.
     """
 
     spec: ToolSpec

@@ -80,7 +80,7 @@ class HandOffRequest(Value):
     iteration: int
     plan: ArtifactRef
     delivery: int = 1
-    """Number of the delivery within its iteration. It is above 1 after a limit."""
+    """Number of the delivery within its iteration, which is above 1 if an earlier one was stopped by a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """Permissions that a person has granted or denied in this iteration."""

@@ -132,7 +132,7 @@ class OutboxEntry(Value):
     base_tree: str = ""
     """The tree from which the first attempt started. Empty before the first claim."""
     broke_off: str = ""
-    """The recorded reason why the last attempt ended without a report. Empty if it was killed."""
+    """Recorded reason why the last attempt ended without a report. Empty if the attempt was killed."""
     report: ExecutorReport | None = None
 
 

@@ -47,7 +47,7 @@ class TaskPlanner(Protocol):
 
         Raises:
             PlannerError: the model service rejects the request; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerUnavailableError: the service is busy or down; retryable.
         """
         ...
 

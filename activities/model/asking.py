@@ -27,7 +27,7 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 class UnusableAnswerError(Exception):
-    """Raised by a reader. Lists a response's problems, one sentence each, for the model to read."""
+    """Raised by a reader to reject a response. It lists the problems, one sentence each, for the model to read."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)

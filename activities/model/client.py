@@ -272,8 +272,6 @@ def _payload(body: str) -> dict[str, Any]:
     """Parse the body of a service's response.
 
     A program writes the body, so anything but JSON is a transport error rather than a model response.
-
-    A program writes it, so anything but JSON is a transport error rather than a model response.
     """
     try:
         payload = json.loads(body)

@@ -35,7 +35,7 @@ _ESCAPED |= {quote: quote for quote in _QUOTE}
 
 
 class Malformed(ValueError):  # noqa: N818
-    """There is no object at this position."""
+    """Raised if there is no object at a position."""
 
 
 class Lenient(NamedTuple):
@@ -44,9 +44,9 @@ class Lenient(NamedTuple):
     value: dict[str, Any]
     end: int
     cut: bool
-    """True if the text ended inside the object. If so, values may be missing and the last one may be truncated."""
+    """True if the text ended inside the object. Values may then be missing, and the last one may be truncated."""
     opened: frozenset[int]
-    """The start positions of the objects inside it."""
+    """Start positions of the objects nested inside this one."""
 
 
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:

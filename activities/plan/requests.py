@@ -227,7 +227,7 @@ class SettleRequest(Value):
     """Outcomes in the same order as `children`."""
     reasons: tuple[str, ...] = ()
     qualifiers: tuple[str, ...] = ()
-    """Reason why each success is not a plain success. Empty if it is one."""
+    """For each success, the reason why it is not a plain success. Empty if it is one."""
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     unpriced_calls: int = 0

@@ -72,7 +72,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
     Raises:
         PlannerError: the service rejects the request; not retryable.
-        PlannerUnavailableError: it is busy or down; retryable.
+        PlannerUnavailableError: the service is busy or down; retryable.
     """
     usages: list[Usage] = []
     answer, gaps = PlannerAnswer(verdict=PlanVerdict.MALFORMED), ""
@@ -272,7 +272,7 @@ class PlanningActivities:
 
         Raises:
             PlannerError: the model service rejects the request, or the time is up; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable after the delay that it requests.
+            PlannerUnavailableError: the service is busy or down; retryable after the delay that it requests.
         """
         store = self.stores(Path(request.scope.workspace))
         plan_request = NextPlanRequest(scope=request.scope, iteration=0)
@@ -301,7 +301,7 @@ class PlanningActivities:
 
         Raises:
             PlannerError: the model service rejects the request, or the time for this plan is up; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable after the delay that it requests.
+            PlannerUnavailableError: the service is busy or down; retryable after the delay that it requests.
         """
         store = self.stores(Path(request.scope.workspace))
         episode, briefing = await asyncio.to_thread(self._brief, store, request)

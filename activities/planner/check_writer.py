@@ -61,7 +61,7 @@ class CheckWriter:
 
         Raises:
             PlannerError: the service rejects the request; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerUnavailableError: the service is busy or down; retryable.
         """
         briefing = await asyncio.to_thread(with_files, briefing, root)
         exchange = await self._asker.ask("check.md", apply_privacy(briefing), briefing.prompt_privacy, self._read)

@@ -76,7 +76,7 @@ class ScenarioWriter:
 
         Raises:
             PlannerError: the service rejects the request; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerUnavailableError: the service is busy or down; retryable.
         """
         shown = apply_privacy(await asyncio.to_thread(with_files, briefing, root))
         material = _Material(

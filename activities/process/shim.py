@@ -254,7 +254,7 @@ class Program:
         """Replace this process with the program.
 
         Raises:
-            OSError, ValueError: it cannot be executed or set up; see `doing`.
+            OSError, ValueError: the program cannot be executed or set up; see `doing`.
         """
         if _prctl is not None:
             # After the fork, which clears it, as does the execution of a set-user-ID program (prctl(2)).

@@ -287,9 +287,9 @@ class ShimReport:
     """A shim's last report."""
 
     killed: frozenset[int]
-    """Processes that it had to kill."""
+    """Processes that the shim had to kill."""
     survivors: frozenset[int]
-    """Processes that it could not kill."""
+    """Processes that the shim could not kill."""
     cpu_s: float
     largest_bytes: int
 

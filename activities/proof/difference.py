@@ -34,7 +34,7 @@ from tightloop.safety.scope import files_in
 READ_FILES = 400
 """Maximum number of files to read when looking for referenced data files or new lines."""
 READ_BYTES = 1_000_000
-"""Maximum size of such a file in bytes. Larger ones are not read."""
+"""Maximum size in bytes of a file to read. Larger files are not read."""
 
 
 class Difference:

@@ -33,7 +33,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class CheckedTwice(NamedTuple):
-    """Result of a check, which was repeated if it failed."""
+    """Result of a check, which was run a second time if it failed."""
 
     result: CheckResult
     observation: Observation

@@ -155,7 +155,7 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class _CachedCopies:
-    """An episode's copies as this host last wrote them. They are needed to add to the copies."""
+    """An episode's copies as this host last wrote them, which are needed to add further copies."""
 
     head: CopiesHead
     version: str

@@ -169,7 +169,7 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
     """Find the program that a sandbox needs.
 
     Raises:
-        SandboxUnavailableError: it is not installed.
+        SandboxUnavailableError: the program is not installed.
     """
     program = find_trusted_program(name)
     if program is None:

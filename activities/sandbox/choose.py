@@ -29,7 +29,7 @@ NAME = "unsafe-local"
 
 
 class UnsafeLocal:
-    """Runs commands with the worker's rights. They are restricted only by resource limits and sampling."""
+    """Runs commands with the worker's rights, restricted only by resource limits and sampling."""
 
     name = NAME
 

@@ -33,7 +33,7 @@ class Hierarchy:
     """A hierarchy in which this worker can create groups."""
 
     folders: dict[str, Path]
-    """The parent folder of our groups, by controller. In version 2, it is the same for all controllers."""
+    """Parent folder of our groups, by controller. In version 2, all controllers have the same folder."""
     unified: bool
     """True if this is version 2."""
 

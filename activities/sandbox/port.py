@@ -104,7 +104,7 @@ class SandboxSpec:
     output_bytes: int = MEBIBYTE
     """Number of bytes of output to keep. A command that writes 64 times as much is killed."""
     may_flood: bool = False
-    """True if a command that writes more is not killed. Output that is not kept is dropped while it is read."""
+    """True if a command may write any amount of output. Output that is not kept is dropped while it is read."""
     file_bytes: int = 100 * MEBIBYTE
     growth_bytes: int = 8192 * MEBIBYTE
     """Limit on the data added to the writable folders."""
@@ -123,7 +123,7 @@ class SandboxResult(ProcessResult):
     """Sentence that explains how the command could write to the folders in `SandboxSpec.mounts`, or why it could not.
     """
     changed_package: str = ""
-    """A file in such a folder, outside of caches, that the command added, changed or deleted."""
+    """File that the command added, changed or deleted in a folder of `SandboxSpec.mounts`. Caches do not count."""
 
 
 class Sandbox(Protocol):

@@ -171,11 +171,14 @@ class ProjectData:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Delete refs and the objects that are then unreachable, except objects younger than `horizon`.
+        """Delete refs and objects that become unreachable, and repack the rest.
+
+        Objects younger than `horizon` are kept.
 
         Repack the rest.
 
-        The caller must hold the locks from `lock_trees`. Git inherits them because it outlives a killed collection.
+        The caller must hold the locks from `lock_trees`. Git inherits the locks, because it outlives a killed
+        collection.
         """
         if not (self._store / "HEAD").exists():
             return

@@ -317,7 +317,7 @@ class HostScope:
         """Check that a request belongs to this host.
 
         Raises:
-            WorkspaceElsewhereError: it belongs to another host. The workflow then tries that host.
+            WorkspaceElsewhereError: the request belongs to another host. The workflow then tries that host.
         """
         if activity_type in ANYWHERE:
             return

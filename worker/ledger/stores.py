@@ -51,7 +51,7 @@ _REVISION = re.compile(r"revision-\d+")
 
 @dataclass
 class RecoveryCounts:
-    """Numbers of recovered entries."""
+    """Numbers of entries that were recovered, by kind."""
 
     workflows: int = 0
     checkpoints: int = 0

@@ -212,7 +212,7 @@ class PlanProof:
         """Return whether the definition of done holds on the final tree and is proven.
 
         Raises:
-            PlanEnd: it does not hold, and the failure policy does not allow asking.
+            PlanEnd: the definition of done does not hold, and the failure policy does not allow asking.
         """
         context = self._context
         if not self.is_needed:

@@ -191,7 +191,8 @@ class ActivityRunner:
         """Run an activity until it ends.
 
         Raises:
-            ActivityFailedError: it failed after all retries, timed out, was interrupted, or no worker took it.
+            ActivityFailedError: the activity failed after all retries, timed out or was interrupted, or no worker took
+                it.
             asyncio.CancelledError: the awaiting task or the workflow is being cancelled.
         """
         queue, tried_queues, before, forged = self._place(options), list[str](), self._interrupts, 0

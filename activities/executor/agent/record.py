@@ -46,9 +46,8 @@ RUNS_KEPT = timedelta(days=7)
 """Time for which runs are kept. It is short because artifacts for people are in the artifact store."""
 RUNS_AT_MOST = 100
 RUN_LASTS = timedelta(days=1)
-"""Time for which a run may still be active. If there are more than `RUNS_AT_MOST` runs, the oldest are removed early,
-but never those.
-"""
+"""Time for which a run may still be active. If there are more than `RUNS_AT_MOST` runs, the oldest ones are removed
+early, but never runs that may be active."""
 SHORTEST_SECRET = 6
 """Minimum length of secrets to redact. Shorter ones would match parts of ordinary words."""
 

@@ -66,7 +66,7 @@ POLL_S = 0.3
 QUIET_S = 10.0
 """Time in seconds without events after which the screen is checked for a limit notice."""
 HOOKED_QUIET_S = 60.0
-"""The same time if hooks report the end of a turn. Until then, the agent may be running a long command."""
+"""Like `QUIET_S`, but used if hooks report the end of a turn, because the agent may be running a long command."""
 TRANSCRIPT_QUIET_S = 30.0
 """Time in seconds without a change after which a transcript counts as ended, because it has no end marker."""
 SCREEN_TEXTS = 12

@@ -49,15 +49,15 @@ class Element(Value):
     """`text` for all text inputs, otherwise the platform's own name."""
     label: str = ""
     text: str | None = None
-    """The entire content. None if it is unknown on this platform."""
+    """Entire content of the element. None if the platform does not reveal it."""
     editable: bool = False
 
 
 class Health(Value):
-    """Readiness of a driver."""
+    """State of a driver: whether it is ready to be used."""
 
     problems: tuple[str, ...] = ()
-    """Obstacles, each with how to fix it. Empty if there are none."""
+    """Obstacles, each with how to fix it. Empty if the driver is ready."""
     version: str = ""
 
     @property

@@ -245,7 +245,7 @@ class HandOff:
         """Make the chat box contain exactly this text. If `pending`, an earlier paste may still arrive.
 
         Raises:
-            HandOffRefusedError: this did not work, or the box contains a person's draft.
+            HandOffRefusedError: the text could not be entered, or the box contains a person's draft.
         """
         pasted, again = pending, pending
         last = HandOffRefusedError("the text in the chat box differs from the text that was sent", retryable=True)

@@ -68,8 +68,8 @@ class GatewayCounters:
     waiting: bool = False
     """True while the provider is processing a call."""
     moved: float = field(default=0.0, compare=False)
-    """`time.monotonic` when a call last started, ended or received a chunk. It is a sign of life for an agent that
-    prints nothing. A hanging provider produces none."""
+    """Time (`time.monotonic`) when a call last started, ended or received a chunk. For an agent that prints nothing,
+    this is a sign of life, which a hanging provider does not give."""
 
 
 class Gateway(Protocol):

@@ -39,7 +39,7 @@ class Patch:
         """Check that the diff applies.
 
         Raises:
-            InvalidRequestError: it does not apply. The message names the first conflict.
+            InvalidRequestError: the diff does not apply. The message names the first conflict.
         """
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text, "--check"))

@@ -32,7 +32,7 @@ class Start:
     options: Document = field(default_factory=Document)
     """An instance of `AcpAgent.options`."""
     arguments: tuple[str, ...] = ()
-    """Arguments from the operator's settings. The executor adds those of its command line."""
+    """Arguments from the operator's settings, to which the executor adds those of its own command line."""
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -323,14 +323,14 @@ class AcpClient:
 
 TICK_S = 0.2
 CANCEL_S = 10.0
-"""Time that an agent has to end a cancelled turn. opencode was measured at 2.3 s, the others at 0.2 s."""
+"""Time in seconds that an agent has to end a cancelled turn. opencode needed 2.3 s, the other agents 0.2 s."""
 END_S = 3.0
 """Time in seconds to end a turn that exceeded its limits. It is short because the agent may be broken."""
 # gemini reports a tool only after it has ended: until then its CPU time is the only sign of life.
 LOOK_S = 2.0
 PROGRESS_S = 1.0
 BUSY_SHARE = 0.05
-"""CPU share above which a process tree counts as working. An idle agent stays below a tenth of it."""
+"""CPU share above which a process tree counts as working. An idle agent uses less than a tenth of this share."""
 DENIED_KEPT = 50
 EXIT_DRAIN_S = 1.0
 
@@ -479,7 +479,7 @@ class Delivery:
 
 
 class AgentProcess:
-    """The agent's process, as seen by supervision."""
+    """The agent's process, as the supervision sees it."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
         self.token = token

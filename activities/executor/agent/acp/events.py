@@ -214,9 +214,8 @@ def _count(value: object) -> int | None:
 
 
 AUTH_REQUIRED = -32000
-"""Code of the error that a person has to sign in, as defined by the Agent Client Protocol. In plain JSON-RPC, it can be
-any server error.
-"""
+"""Error code with which the Agent Client Protocol reports that a person has to sign in. In plain JSON-RPC, this code
+can stand for any server error."""
 # claude-agent-acp sends errorKind, codex-acp codex_error_info; gemini uses the HTTP status as error code.
 _ERROR_FIELDS = ("errorKind", "error_kind", "codex_error_info", "codexErrorInfo", "type", "code")
 _ERROR_LINES = 20
