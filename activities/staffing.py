@@ -24,7 +24,7 @@ class PollerRegistry(Protocol):
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started another workflow's latest run, or "" if there is none.
+        """Return the id of the workflow that started another workflow's latest run, or "" if it has no parent.
 
         The id is also empty if the other workflow is unknown.
         """

@@ -209,7 +209,7 @@ def _pending_calls(talk: ConversationState) -> Calls:
 
 
 def _find_end(talk: ConversationState) -> ConversationEnd | None:
-    """Return how the last response's results end the conversation, or None if the conversation continues."""
+    """Return the end of the conversation that the last response's results cause, or None if it continues."""
     for result in talk.results:
         if result.question is not None:
             return ConversationEnd(EndReason.QUESTION, question=result.question)

@@ -66,11 +66,11 @@ class BestEffortMemory:
         return self._with(lambda memory: memory.search(self._project, text, kind=kind, limit=limit), ())
 
     def remember(self, fact: Fact) -> None:
-        """Store a fact."""
+        """Store a fact about the project."""
         self._with(lambda memory: memory.remember(self._project, fact), None)
 
     def record_failures(self, failures: Sequence[SeenFailure]) -> None:
-        """Store failures at the time when they occur."""
+        """Store failures as they occur."""
         self._with(lambda memory: memory.record_failures(self._project, failures), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:

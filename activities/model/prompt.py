@@ -27,7 +27,7 @@ class Prompts:
     """
 
     def __init__(self, folder: Path, *, context_characters: int) -> None:
-        """Load `folder`.
+        """Load the prompt files from `folder`.
 
         A prompt has at most `context_characters` plus the messages of people. The limit is at least `SMALLEST_CONTEXT`.
         """

@@ -147,7 +147,7 @@ class Runner(Protocol):
         ...
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the step.
+        """Run a step and return its result.
 
         If it fails, return a `RunnerResult` with a failure. Only errors in the worker itself are raised, and Temporal
         retries those.
@@ -271,7 +271,7 @@ def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPl
 
 
 def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
-    """Record the start of a step attempt."""
+    """Record in the ledger that a step attempt has started."""
     if not request.dry_run:
         # All retries share the scheduled time, so a late one cannot turn a finished row back to running.
         row = _row(request, StepStatus.RUNNING, call).evolve(at=call.scheduled, child_id=child)
@@ -279,7 +279,7 @@ def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: 
 
 
 def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
-    """Record the start of child workflows, or the step's result if it does not start any."""
+    """Record in the ledger that child workflows start, or the step's result if there are no children."""
     if prepared.result is not None:
         note_step_end(ledger, request, prepared.result, call)
         return
@@ -288,13 +288,13 @@ def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun,
 
 
 def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:
-    """Record the result of a step attempt."""
+    """Record the result of a step attempt in the ledger."""
     if not request.dry_run:
         ledger.record_steps([_row(request, result.status, call)])
 
 
 def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
-    """Record a compensation or the reason why it failed."""
+    """Record a compensation, or the reason why it failed, in the ledger."""
     text = result.failure or result.summary
     # The ledger drops an entry whose key it has, so a retried activity adds no second line.
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"

@@ -48,7 +48,7 @@ class Planner(Protocol):
     """Decides on the next step. An invalid model response is returned as a verdict, not raised."""
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Respond to a briefing.
+        """Decide on the next step, based on a briefing.
 
         Raises:
             PlannerError: the service rejects the request; not retryable.

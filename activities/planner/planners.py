@@ -191,7 +191,7 @@ class HeuristicPlanner:
     ruff: "ProjectRuff"
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Respond to a briefing using rules alone. Requires neither a network nor a key."""
+        """Decide on the next step by rules alone, which require neither a network nor a key."""
         report = briefing.checks
         if report is None or not report.results:
             return _gave_up(
@@ -218,7 +218,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return how many checks fail, and the names of the first few."""
+    """Return the number of failing checks, and the names of the first few."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 

@@ -138,7 +138,7 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def _on_disk(self, path: str) -> Path:
-        """Return where an untracked path is on disk. It is in the workspace if it is mounted from there."""
+        """Return the location of an untracked path on disk. It is in the workspace if it is mounted from there."""
         return next(
             (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
             self._root / path,

@@ -226,7 +226,7 @@ class _Trial:
         }
 
     def _not_of_project(self, check: FoundCheck) -> str:
-        """Return why a check is not used: its program only exists in tightloop's own environment.
+        """Return the reason not to use a check whose program only exists in tightloop's own environment, or "".
 
         Otherwise, return "".
         """

@@ -60,7 +60,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
-    """Return what a proof is about: the plan or, without a plan, the scope's episode.
+    """Return the subject of a proof: the plan or, without a plan, the scope's episode.
 
     Raises:
         ArtifactMissingError: the store does not contain it. Not retryable.

@@ -111,10 +111,10 @@ def add_drafts(
     delivered: str,
     result: ScenarioResult,
 ) -> tuple[ScenarioResult, tuple[int, ...]]:
-    """Run drafted scenarios that nobody has withdrawn on the delivered tree, and add their outcomes to a result.
+    """Run the drafted scenarios on the delivered tree, and add their outcomes to a result.
 
-    Return the result and the numbers of the drafts that failed. If this host does not have the
-    drafts, because the episode has moved, they do not count, and the result says so.
+    Return the result and the numbers of the drafts that failed. Withdrawn drafts are not run. If this host does not
+    have the drafts, because the episode has moved, they do not count, and the result says so.
     """
     bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None
     if bundle is None:

@@ -124,7 +124,7 @@ class Variants:
         )
 
     def _new_tests(self) -> list[frozenset[str]]:
-        """Return the names of the new Python tests that each check passes."""
+        """Return the names of the new Python tests that pass, for each check."""
         texts = self._change.new_test_texts()
         new = []
         for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):

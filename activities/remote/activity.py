@@ -125,7 +125,7 @@ class Bucket(Protocol):
     """
 
     def read(self, name: str) -> StoredObject | None:
-        """Return the object with this name, or None if there is none."""
+        """Return the object with this name, or None if the bucket does not contain it."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
@@ -203,7 +203,7 @@ class Copies:
         return opened.epoch
 
     def add(self, scope: EpisodeScope, record: CheckpointRecord) -> CopiesHead:
-        """Copy a checkpoint. Idempotent.
+        """Copy a checkpoint to the remote store. Idempotent.
 
         Raises:
             FencedError: another host has taken over the episode. Nothing valid was written.

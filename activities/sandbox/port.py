@@ -196,7 +196,7 @@ class Scratch:
     """Time at which the copies were complete. 0 for overlays."""
 
     def find_change(self) -> str:
-        """Find a file that the command added, changed or deleted, apart from caches. Return "" if there is none.
+        """Find a file that the command added, changed or deleted, apart from caches. Return "" if nothing changed.
 
         A file added to a package may be loaded by later tests in the same check.
         """

@@ -115,7 +115,7 @@ class EgressProxy:
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
-        """Add the proxy's variables to a request in place of this host's own proxy variables."""
+        """Replace this host's own proxy variables in a request with those of the proxy."""
         other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 

@@ -46,7 +46,7 @@ class ProjectData:
         self._ledger = open_state(folder)
 
     def last_activity(self, known_ids: Iterable[str]) -> dict[str, datetime]:
-        """Return when each episode and plan that still has data was last active, by id.
+        """Return the time of the last activity of each episode and plan that still has data, by id.
 
         Args:
             known_ids: additional ids. For plans that are known only by their records, the records' name is used instead
@@ -300,7 +300,7 @@ class ProjectData:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return how many bytes a file or a folder occupies on the disk."""
+    """Return the number of bytes that a file or a folder occupies on the disk."""
     total = 0
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else (folder,):
         with contextlib.suppress(OSError):

@@ -65,7 +65,7 @@ class UserRepository:
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return which files snapshots cover, not yet considering the `.gitignore` files of the tree itself."""
+        """Return the files that snapshots cover, not yet considering the `.gitignore` files of the tree itself."""
         tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
@@ -123,7 +123,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def read_pointer(path: Path) -> bytes:
-    """Read the single line of a file that refers to a path. Return empty bytes if there is none."""
+    """Read the single line of a file that refers to a path. Return empty bytes if the file has no such line."""
     return _read(path, POINTER_BYTES).strip()
 
 

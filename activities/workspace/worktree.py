@@ -171,7 +171,7 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Mount installed packages in a worktree in place of the workspace's packages, by their paths within the worktree.
+    """Mount installed packages in a worktree, by their paths within it, so that they hide the workspace's packages.
 
     Idempotent.
 

@@ -288,7 +288,7 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return how long a worker must be silent before it counts as dead."""
+    """Return the time for which a worker must be silent before it counts as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 

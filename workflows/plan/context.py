@@ -342,7 +342,7 @@ class PlanContext(Run):
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return how the plan ends if nobody answers its questions in time."""
+        """Return the end of a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {span(self.request.pause_timeout.total_seconds())}: {names}",

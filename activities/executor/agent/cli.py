@@ -143,7 +143,7 @@ class Run:
         )
 
     def ending(self, result: ProcessResult) -> Ending:
-        """Return how the process ended, with its exit code and last output lines."""
+        """Return the exit code and the last output lines of the process."""
         lines = [*self._status_lines, *self._errors(result).splitlines()]
         return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 

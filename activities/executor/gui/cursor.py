@@ -34,7 +34,7 @@ class TranscriptMessage(NamedTuple):
 
 
 def find_conversation(root: Path, handoff_id: str) -> Path | None:
-    """Find the recent transcript in which a user prompt starts this hand-off. Return None if there is none."""
+    """Find the recent transcript in which a user prompt starts this hand-off. Return None if no transcript does."""
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
@@ -46,7 +46,10 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 
 
 def answer_to(path: Path, handoff_id: str) -> str:
-    """Return the agent's last message since a hand-off. Return "" if there is none or the agent used a tool last."""
+    """Return the agent's last message since a hand-off.
+
+    Return "" if the agent wrote no message or used a tool last.
+    """
     answer, has_begun = "", False
     for message in read_messages(path):
         if message.role == "user" and has_begun:

@@ -213,7 +213,7 @@ _IGNORE = ".gitignore"
 
 
 def write_plan(root: Path, name: str, content: str) -> str:
-    """Write a plan into the working tree in place of earlier plans, and return its relative path. Idempotent.
+    """Write a plan into the working tree, replacing earlier plans, and return its relative path. Idempotent.
 
     Raises:
         ExecutorError: the folder is a symlink that leads elsewhere, or it cannot be written.

@@ -90,7 +90,7 @@ class Driver(Protocol):
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the element that has the focus in the active window. Return None if there is none or it is unknown."""
+        """Return the active window's element that has the focus. Return None if no element has it or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
@@ -158,7 +158,7 @@ class Locator(Protocol):
 
 
 class Receipts(Protocol):
-    """What the agent's side reports about hand-offs."""
+    """Reports about hand-offs from the agent's side, such as the editor's hooks."""
 
     @property
     def guarded(self) -> bool:
@@ -174,7 +174,7 @@ class Receipts(Protocol):
         ...
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt for a hand-off, or None if there is none."""
+        """Return the receipt for a hand-off, or None if the hand-off has no receipt."""
         ...
 
     def refusal(self, handoff_id: str) -> str:

@@ -51,7 +51,7 @@ class Patch:
 
 
 def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
-    """Parse a diff.
+    """Parse a diff that can be applied to a working tree.
 
     Raises:
         InvalidRequestError: the text is not a diff, is too large, or changes a path that no step may touch.

@@ -44,7 +44,7 @@ class ShellRunner:
         return work.command.inlined_text
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the command.
+        """Run the step's command in the sandbox.
 
         Raises:
             SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.

@@ -57,7 +57,7 @@ class Session:
         return bool(set(mutant["lines"]) & set(self.found["imported"].get(mutant["path"], ())))
 
     def run(self, index, mutant, limit):
-        """Run one test."""
+        """Run one test in a child process, with a mutant if one is given."""
         try:
             os.write(self._orders_to, (json.dumps([index, mutant, limit]) + "\n").encode())
         except OSError:

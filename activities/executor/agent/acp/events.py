@@ -173,7 +173,7 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 
 
 def option_for(rule: Verdict, options: object) -> str:
-    """Choose the option that corresponds to `rule` by its kind. Return its id, or "" if there is none.
+    """Choose the option that corresponds to `rule` by its kind. Return its id, or "" if no option fits.
 
     A one-time grant is preferred so that the next request is decided again.
     """
