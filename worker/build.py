@@ -427,8 +427,8 @@ def _writer_of(use: Adapters, planner: str) -> ScenarioWriter | None:
 def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
     """Return a function that raises an error for requests which this worker cannot carry out.
 
-    It rejects unknown executors, unless another queue serves executors, checks that cannot fail or need bash, and
-    hidden scenarios that are not on this host.
+    The function rejects checks that cannot fail, checks that need bash if this host has none, and hidden scenarios that
+    are not on this host. Unless another queue serves executors, it also rejects unknown executors.
     """
 
     def refuse(episode: EpisodeRequest) -> None:

@@ -48,7 +48,7 @@ Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
 class RerunBase(Value):
     """First and last tree of a plan run.
 
-    Empty if the run never read the files, or if a person edited them in between.
+    Both are empty if the run never read the files, or if a person edited them in between.
     """
 
     base_tree: str

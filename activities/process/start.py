@@ -213,8 +213,8 @@ class ProcessTree:
     def signal(self, number: Signals) -> Set[psutil.Process]:
         """Send a signal to all processes of the tree and return them.
 
-        They are stopped until all of them have received it. Otherwise, a shell whose child dies first would run its
-        next command.
+        All processes are stopped until the last one has received the signal. Otherwise, a shell whose child dies first
+        would run its next command.
         """
         members = self.members()
         for signal_number in (SIGSTOP, number, SIGCONT):

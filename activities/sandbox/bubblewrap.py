@@ -347,7 +347,7 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
 def _remount_read_only(access: Access, *, nested: bool) -> Iterator[str]:
     """Yield options that make folders read-only if they contain nothing but mount points.
 
-    They come last because mounts create folders there.
+    These options come last, because mounts create folders there.
     """
     states = dict.fromkeys(state for paths in access.states.values() for state in paths)
     # Root could write /proc/sys even without capabilities, because only the numeric owner is checked. A nested sandbox

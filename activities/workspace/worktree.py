@@ -171,9 +171,7 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Mount installed packages in a worktree, by their paths within it, so that they hide the workspace's packages.
-
-    Idempotent.
+    """Mount packages in a worktree, by their paths within it, instead of the workspace's packages. Idempotent.
 
     Copies of the workspace's packages stay, because the worktree owns them.
     """

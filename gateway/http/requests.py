@@ -204,7 +204,7 @@ class IdempotentRequest:
     def message_id(self) -> str:
         """Message id that makes a workflow accept the request only once, even after a crash.
 
-        Empty if there is no key.
+        The id is empty if the request has no key.
         """
         return self._derive_id("message-")
 
