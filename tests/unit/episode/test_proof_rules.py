@@ -73,6 +73,12 @@ def test_metadata_of_a_package_is_not_configuration_of_its_checks() -> None:
     assert not is_same_setup("pyproject.toml", b"not toml [", b"[tool]\n")
 
 
+def test_an_assertion_of_debug_builds_may_not_change_what_it_asserts() -> None:
+    old = "impl Box {\n    fn flush(&mut self) -> usize { 0 }\n    fn len(&self) -> usize { 0 }\n}\n"
+    for line, found in (("debug_assert!(self.flush() < 9);", True), ("debug_assert_eq!(self.len(), 0);", False)):
+        assert bool(suspicious_lines("src/lib.rs", old, f"{old}fn close(b: Box) {{\n    {line}\n}}\n")) is found
+
+
 CRATE = b"""[package]
 name = "csv"
 version = "0.1.0"

@@ -325,6 +325,9 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
     patterns = _LINES.get(ending)
     if patterns is None:
         return ()
+    if ending == "rs" and (changing := "|".join(_CHANGING.findall(new))):
+        # A release does not evaluate it, so only tests would see the change.
+        patterns = (*patterns, re.compile(rf"\bdebug_assert\w*!.*\.(?:{changing})\s*\("))
     old_lines, suspicious = frozenset(old.splitlines()), []
     head: str | None = None
     for number, line in enumerate(new.splitlines(), start=1):
@@ -342,6 +345,9 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         head = head if is_before else None
     return tuple(suspicious)
 
+
+_CHANGING = re.compile(r"\bfn\s+(\w+)\s*(?:<[^>]*>)?\(\s*&mut\s+self")
+"""A method of Rust that changes its object."""
 
 # In these languages, a later definition takes the place of an earlier one of the same name.
 _DEFINITION = {
