@@ -96,6 +96,8 @@ quote = "1"
         (b'[workspace]\nmembers = ["crates/more"]\ndefault-members = ["crates/more"]\n' + CRATE, False),
         (CRATE.replace(b'quote = "1"', b'quote = { path = "crates/quote" }'), False),
         (CRATE + b'std = { path = "crates/std" }\n', False),
+        (CRATE + b'loose = { package = "quote", version = "1", features = ["loose"] }\n', False),
+        (CRATE + b'[dev-dependencies]\nquote = { path = "crates/quote" }\n', False),
         (CRATE.replace(b'name = "csv"', b'name = "csv"\nautotests = false'), False),
         (CRATE + b'[patch.crates-io]\nquote = { path = "crates/quote" }\n', False),
         (CRATE + b"[lib]\ntest = false\n", False),

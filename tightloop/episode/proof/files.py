@@ -232,24 +232,27 @@ def _keeps_crate(old: bytes | None, new: bytes | None) -> bool:
     if old is None:
         return "build" not in now.get("package", {}) and not now.get("lib", {}).get("proc-macro")
     before = tomllib.loads(old.decode())
-    for name in ("dependencies", "dev-dependencies", "build-dependencies"):
-        _drop_added(before, now, name)
+    tables = ("dependencies", "dev-dependencies", "build-dependencies")
+    # Also in another table, such a package would take the place of the one that tests use.
+    taken = {*_PACKAGE["cargo_crates"]}.union(*(before.get(table, {}) for table in tables))
+    for table in tables:
+        added = now.setdefault(table, {}).items()
+        kept = before.setdefault(table, {}).keys()
+        # With `package`, a second name could switch on features of a package that tests use.
+        now[table] = {
+            name: it
+            for name, it in added
+            if name in kept or name in taken or (isinstance(it, dict) and "package" in it)
+        }
     # A workspace may gain members, or be new, but not choose which of them are tested.
     workspace, members = now.get("workspace", {}), before.get("workspace", {}).get("members", [])
     if set(members) <= set(workspace.get("members", [])):
-        workspace["members"] = members
-        _drop_added(before.setdefault("workspace", {"members": []}), workspace, "dependencies")
-        now["workspace"] = workspace
+        before.setdefault("workspace", {"members": []})
+        now["workspace"] = {**workspace, "members": members}
     for document in (before, now):
         package = document.get("package", {})
         document["package"] = {name: value for name, value in package.items() if name not in _PACKAGE["cargo_notes"]}
     return before == now
-
-
-def _drop_added(before: dict[str, Any], now: dict[str, Any], table: str) -> None:
-    """Remove the packages that a table gained, except those that replace a crate of the language."""
-    known, added = before.setdefault(table, {}), now.setdefault(table, {})
-    now[table] = {name: it for name, it in added.items() if name in known or name in _PACKAGE["cargo_crates"]}
 
 
 def _make_rules(content: bytes | None) -> dict[str, list[str]]:
