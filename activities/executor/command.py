@@ -188,8 +188,8 @@ class CommandExecutor(Executor):
             # Only after a failure: the output of a successful command may quote an error message.
             limit = self.find_limit(end) if self.find_limit else None
             outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
-            # The same program would fail again.
-            if hidden := self._hidden_file(spec):
+            # A limit passes by itself, and a hidden file does not.
+            if limit is None and (hidden := self._hidden_file(spec)):
                 option = f"--executor-option 'read=[\"{hidden.parent}\"]'"
                 why = (
                     f"the sandbox does not show {hidden}. Start again with {option}, or add the folder to the setting "
