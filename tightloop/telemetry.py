@@ -77,7 +77,7 @@ METRICS = {
     "tightloop_bandit_findings": "New findings of Bandit, one value per scan",
     "tightloop_memory_searches": "Memory searches by whether they found something",
     "tightloop_changed_line_coverage": "Share of the changed lines that tests run, 0 to 1",
-    "tightloop_disk_used_share": "Used share of the disk limit that is closer; 1 means the limit is reached",
+    "tightloop_disk_used_share": "Used share of the closer disk limit, where 1 means that the limit is reached",
     "tightloop_freed_bytes": "Bytes freed by scheduled cleanups",
     "tightloop_episodes": "Episodes that ended, by outcome",
     "tightloop_episode_tokens": "Tokens of an episode, input and output, if known",

@@ -124,7 +124,7 @@ def test_countersigned_proof_says_so_in_its_first_line(side: Side, countersigned
     assert out.splitlines()[0] == "ep-proof: PROVEN by visible checks, countersigned by CI"
     assert "countersigned by CI with the key SHA256:" in out
     code, out = side.verify(side.signed(), "--require", "countersigned")
-    assert (code, "it is not countersigned: nobody else has reproduced it" in out) == (1, True)
+    assert (code, "the proof is not countersigned (nobody else has reproduced it)" in out) == (1, True)
     assert "countersigned" not in side.verify(side.signed())[1]
 
 
@@ -133,7 +133,7 @@ def test_countersignature_alone_proves_nothing(side: Side, countersigned: bytes)
     alone = to_json(envelope.evolve(signatures=envelope.signatures[1:])).encode()
     for options in ([], ["--unsigned"], ["--require", "countersigned"]):
         code, out = side.verify(alone, *options)
-        assert (code, "its first signature is missing" in out) == (1, True)
+        assert (code, "the first signature of the proof is missing" in out) == (1, True)
 
 
 def test_countersignature_of_another_proof_is_refused(side: Side, countersigned: bytes) -> None:
@@ -142,7 +142,7 @@ def test_countersignature_of_another_proof_is_refused(side: Side, countersigned:
     content = to_json(other.evolve(signatures=(*other.signatures, second))).encode()
     for options in ([], ["--require", "countersigned"]):
         code, out = side.verify(content, *options)
-        assert (code, "its countersignature belongs to another proof" in out) == (1, True)
+        assert (code, "the countersignature belongs to another proof" in out) == (1, True)
 
 
 def test_neither_key_can_do_the_work_of_the_other(side: Side, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_neither_key_can_do_the_work_of_the_other(side: Side, tmp_path: Path) ->
     code, out = side.verify(content, "--require", "countersigned")
     assert (code, "a key that is not allowed to countersign" in out) == (1, True)
     code, out = side.verify(signed(side.proof, side.second))
-    assert (code, "not among the allowed signers" in out) == (1, True)
+    assert (code, "does not belong to an allowed signer" in out) == (1, True)
     # A line without namespaces allows a key both, but the second party has to be another one.
     both = allow(side.author, tmp_path / "both", options="")
     code, out = side.verify(content, "--require", "countersigned", "--allowed-signers", both)
@@ -162,8 +162,12 @@ def test_neither_key_can_do_the_work_of_the_other(side: Side, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("passed", 4, "the proof says passed (unittest 4 passed, 0 failed, 0 skipped), but here it is passed"),
-        ("skipped", 1, "1 skipped), but here it is"),
+        (
+            "passed",
+            4,
+            "the proof says passed (unittest 4 passed, 0 failed, 0 skipped), but the result on this host is passed",
+        ),
+        ("skipped", 1, "1 skipped), but the result on this host is"),
         ("namesSha256", "0" * 64, "the unittest tests have different names, although their number is the same"),
     ],
 )
@@ -187,7 +191,7 @@ def test_flipped_result_is_told_with_both_results_and_the_output(tmp_path: Path)
     )
     forged = forged.evolve(evidence=forged.evidence.evolve(seen_to_fail=True))
     out = side.refuses(side.signed(forged), f"{FIX.command}: the proof says passed (unittest 1 passed, 2 failed")
-    assert "but here it is failed with exit status 1" in out
+    assert "but the result on this host is failed with exit status 1" in out
     assert "AssertionError" in out
 
 
@@ -214,7 +218,9 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
         runs=side.proof.runs[:1], findings=(), changed=(), changed_count=0, verdict=ProofVerdict.PROVEN
     )
     out = side.refuses(side.signed(forged), "the checks also have to run (with the original tests)")
-    assert "changed files that decide a check: the proof says no other file, but here it is tests/" in out
+    assert (
+        "changed files that decide a check: the proof says no other file, but the result on this host is tests/" in out
+    )
     assert "tests_changed: " in out
     assert "The proof does not mention it" in out
 
@@ -223,8 +229,10 @@ def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> No
     other = side.proof.evolve(delivered_tree=side.proof.base_tree)
     out = side.refuses(side.signed(other), "but they are not checked out")
     assert "reproduced" not in out
-    side.refuses(side.signed(side.proof.evolve(delivered_tree="e" * 40)), "it covers different files")
-    out = side.refuses(side.signed(side.proof.evolve(base_tree="e" * 40)), "its initial files (eeeeeeeeeeee)")
+    side.refuses(side.signed(side.proof.evolve(delivered_tree="e" * 40)), "the proof covers different files")
+    out = side.refuses(
+        side.signed(side.proof.evolve(base_tree="e" * 40)), "the initial files of the proof (eeeeeeeeeeee)"
+    )
     assert "tightloop proof ID --attach" in out
 
 
@@ -246,7 +254,9 @@ def test_initial_files_have_to_be_in_the_history_of_the_base_on_request(tmp_path
 
 def test_proof_that_is_not_signed_by_a_trusted_key_is_not_made_again(side: Side, tmp_path: Path) -> None:
     stranger = make_key(tmp_path, "stranger")
-    assert "reproduced" not in side.refuses(signed(side.proof, stranger), "a key that is not among the allowed signers")
+    assert "reproduced" not in side.refuses(
+        signed(side.proof, stranger), "a key that does not belong to an allowed signer"
+    )
 
 
 def test_repository_and_its_files_run_nothing_outside_the_sandbox(side: Side, tmp_path: Path) -> None:
@@ -333,15 +343,21 @@ def test_hidden_scenarios_are_reproduced_if_their_bundle_is_given(side: Side, bu
     assert "reproduced: hidden scenarios 2 of 2 passed" in out
     code, out = side.verify(side.output.read_bytes(), "--require", "countersigned", "--require", "scenarios")
     assert (code, out.splitlines()[0]) == (0, "ep-proof: PROVEN, also by 2 hidden scenarios, countersigned by CI")
-    side.refuses(content, "it claims 2 hidden scenarios, but none were provided. Add them with --scenarios BUNDLE")
+    side.refuses(
+        content,
+        "the proof claims 2 hidden scenarios, but none were provided. Provide the scenarios with --scenarios BUNDLE",
+    )
     # The same scenarios, packed once more.
     side.refuses(
-        content, "the bundle does not contain its hidden scenarios", "--scenarios", side.folder / "scenarios.yaml"
+        content,
+        "the bundle does not contain the hidden scenarios of the proof",
+        "--scenarios",
+        side.folder / "scenarios.yaml",
     )
     side.refuses(side.signed(), "but the proof has none", "--scenarios", bundle)
     more = ScenarioResult(digest=digest, total=2, passed=2, failed_before=2)
     out = side.refuses(side.signed(add_scenarios(side.proof, more, ())), "hidden scenarios", "--scenarios", bundle)
-    assert "the proof says 2 failed on the initial files, but here it is 1 failed" in out
+    assert "the proof says 2 failed on the initial files, but the result on this host is 1 failed" in out
 
 
 def test_files_that_were_never_committed_are_in_the_attached_ref(side: Side, tmp_path: Path) -> None:

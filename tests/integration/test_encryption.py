@@ -192,7 +192,9 @@ def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> Non
 
 def test_a_key_file_that_others_can_read_is_refused(home: Path) -> None:
     (home / "keys.json").chmod(0o644)
-    with pytest.raises(SettingsError, match=r"other users can read .* \(mode 0644\)\. Restrict it: chmod 600"):
+    with pytest.raises(
+        SettingsError, match=r"other users can read .* \(mode 0644\)\. Restrict access to the file: chmod 600"
+    ):
         read_ring(ENCRYPT, home)
 
 

@@ -119,7 +119,7 @@ def test_type_of_the_payload_is_signed_too(key: Path) -> None:
 def test_key_of_somebody_else_is_not_trusted(key: Path, tmp_path: Path) -> None:
     other = allow(make_key(tmp_path, "other"), tmp_path / "others")
     [problem] = problems(verify(signed(proof_of("a" * 40), key), Rules(allowed_signers=other)))
-    assert "a key that is not among the allowed signers" in problem
+    assert "a key that does not belong to an allowed signer" in problem
     [problem] = problems(verify(signed(proof_of("a" * 40), key), Rules()))
     assert "--allowed-signers FILE" in problem
 
@@ -139,7 +139,10 @@ def test_one_trusted_signature_is_enough(key: Path, tmp_path: Path, allowed: Pat
 def test_unsigned_proof_is_not_proven_unless_that_is_said(workspace: Path, tree: str) -> None:
     content = to_json(seal(statement_of(proof_of(tree)).content)).encode()
     [problem] = problems(verify(content, Rules(workspace)))
-    assert problem == "it is not signed, so anyone could have written it. To accept that, add --unsigned"
+    assert (
+        problem
+        == "the proof is not signed, so anyone could have written it. To accept an unsigned proof, add --unsigned"
+    )
     assert verify(content, Rules(workspace, unsigned=True)).proven
 
 
@@ -166,7 +169,7 @@ def test_what_a_person_accepted_is_proven_only_where_that_is_said(key: Path, all
     found = problems(verify(content, Rules(allowed_signers=allowed)))
     assert found == [
         "tests/test_shop.py was removed (accepted by eva)",
-        "it was not proven, but accepted by eva. To accept that, add --accepted",
+        "the success was not proven, but eva accepted it. To accept such a proof, add --accepted",
     ]
     assert verify(content, Rules(allowed_signers=allowed, accepted=True)).proven
 
@@ -182,7 +185,7 @@ def test_what_was_announced_is_proven_and_told(key: Path, allowed: Path) -> None
     ("total", "passed", "holds", "said"),
     [
         (2, 2, True, "2 hidden scenarios passed"),
-        (0, 0, False, "it has no hidden scenarios"),
+        (0, 0, False, "the proof has no hidden scenarios"),
         (2, 1, False, "1 of 2 hidden scenarios passed"),
     ],
 )
@@ -215,7 +218,7 @@ def test_proof_of_another_repository_or_another_commit_is_refused(
     other = tmp_path / "other"
     subprocess.run(["git", "init", "-q", str(other)], check=True)
     [problem] = problems(verify(content, Rules(other, allowed)))
-    assert problem.startswith("it covers different files")
+    assert problem.startswith("the proof covers different files")
 
 
 def test_files_that_were_not_committed_are_compared_byte_for_byte(
@@ -284,7 +287,7 @@ def test_digest_of_a_configuration_file_has_to_be_that_of_the_tree(
 ) -> None:
     [name, *_] = sorted(path.name for path in workspace.iterdir() if path.is_file())
     [problem] = problems(verify(signed(proof_of(tree, configuration={name: "e" * 64}), key), Rules(workspace, allowed)))
-    assert problem == f"its digest for {name} does not match the proven files"
+    assert problem == f"the digest of {name} in the proof does not match the proven files"
 
 
 @pytest.mark.parametrize("path", ["../outside", "a\0b", "-x", "/etc/passwd", "x:y"])

@@ -250,7 +250,9 @@ def test_action_gets_the_hidden_scenarios_from_a_bundle(container: Container, ac
     origin = Origin(container, "hidden", FIX, scenarios=True)
     given = {"allowed_signers": origin.allowed.read_text(), "countersigning_key": origin.second.read_text()}
     code, log, outputs = action.run(origin, **given)
-    assert (code, "it claims 1 hidden scenario, but none were provided" in log, outputs) == (1, True, {}), log[-4000:]
+    assert (code, "the proof claims 1 hidden scenario, but none were provided" in log, outputs) == (1, True, {}), log[
+        -4000:
+    ]
     code, log, outputs = action.run(
         origin, **given, scenarios="/w/hidden/bundle", scenarios_key=(home / "keys.json").read_text()
     )
@@ -271,9 +273,9 @@ def test_action_refuses_what_is_not_proven(container: Container, action: Action,
     git(lazy.folder / "project", "push", "-q", "--force", str(lazy.folder / "origin.git"), lazy.ref)
     code, log, outputs = action.run(lazy, **{**given, "allowed_signers": lazy.allowed.read_text()})
     assert (code, outputs) == (1, {}), log[-4000:]
-    assert "but here it is failed with exit status 1" in log
+    assert "but the result on this host is failed with exit status 1" in log
     code, log, _ = action.run(lazy, **given)
-    assert (code, "a key that is not among the allowed signers" in log) == (1, True), log[-4000:]
+    assert (code, "a key that does not belong to an allowed signer" in log) == (1, True), log[-4000:]
     git(lazy.folder / "origin.git", "update-ref", "-d", lazy.ref)
     code, log, _ = action.run(lazy, **given)
     assert (code, "::error::No proof is attached to the files of this commit" in log) == (1, True), log[-4000:]

@@ -142,7 +142,7 @@ async def test_episode_whose_copies_are_gone_goes_on_on_its_own_host_once_a_pers
     await stage.client.resume(episode_id)
     status = await asked(stage.client, episode_id, since=before)
     assert "the remote store has no record of it" in status.questions[0].title
-    assert "To move it here, run: tightloop move ID --to first" in status.questions[0].title
+    assert "To move the episode to this host, run: tightloop move ID --to first" in status.questions[0].title
     await stage.client.move(episode_id, "first")
     result = await stage.client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED

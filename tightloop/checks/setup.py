@@ -137,12 +137,12 @@ def setup_question(setup: Setup, *, blocks: str, cancel: Option) -> Question:
         options=(
             Option(
                 name=INSTALL,
-                effect="run it in the sandbox, with network access only to package indexes; you are asked again if "
-                "the lock files change",
+                effect="run the command in the sandbox, with network access only to package indexes (you are asked "
+                "again if the lock files change)",
             ),
             Option(
                 name=SKIP,
-                effect="continue without it; you are asked again if the lock files change",
+                effect="continue without running the command (you are asked again if the lock files change)",
                 group=OptionGroup.ACCEPT,
             ),
             cancel,

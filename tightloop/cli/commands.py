@@ -131,7 +131,8 @@ COMMANDS = (
     Command(
         "watch",
         "look:watch",
-        "Exits with code 0 on a plain success, 4 on any other success, and 1 otherwise. Ctrl-C does not stop the run.",
+        "Exits with code 0 on a success without a qualifier, 4 on a success with a qualifier (for example, not "
+        "proven), and 1 otherwise. Ctrl-C does not stop the run.",
         panel=LOOK,
     ),
     Command("timeline", "look:timeline", panel=LOOK),
@@ -163,7 +164,7 @@ COMMANDS = (
             "option",
             Option(help="Option to choose, if the gate defines its own options. List them with: tightloop status ID"),
         ),
-        Field("role", Option(help="Fail unless the gate requires this role.")),
+        Field("role", Option(help="Fail if the gate does not require this role.")),
         _RATIONALE,
         panel=ANSWER,
     ),
@@ -222,7 +223,7 @@ COMMANDS = (
     Command(
         "gc",
         "host.commands:gc",
-        "Remove the data of closed episodes and plans from this host, except recent ones. Safe while workers run.",
+        "Remove the data of closed episodes and plans from this host, except recent ones. Workers can keep running.",
         HOST,
     ),
     Command("keep", "host.commands:keep", panel=HOST),
@@ -309,7 +310,8 @@ COMMANDS = (
         Command(
             "deploy promote",
             "host.commands:promote",
-            "Start new workflows on this installation's build if it has live workers and can replay the histories.",
+            "Start new workflows on this installation's build, provided that the build has live workers and can "
+            "replay the histories.",
         ),
         Command(
             "deploy ramp",
@@ -325,13 +327,16 @@ COMMANDS = (
         Command(
             "plan run",
             "plan:run",
-            "Exits with code 0 on a plain success, 4 on any other success, and 1 otherwise. Ctrl-C does not stop "
-            "the run.",
+            "Exits with code 0 on a success without a qualifier, 4 on a success with a qualifier (for example, not "
+            "proven), and 1 otherwise. Ctrl-C does not stop the run.",
             panel=RUN,
         ),
         Verb(
             "replan",
-            Field("source", Argument(metavar="FILE", help="Complete new plan. Default: a planner writes the plan.")),
+            Field(
+                "source",
+                Argument(metavar="FILE", help="File with the complete new plan. Default: a planner writes the plan."),
+            ),
             Field("rationale", Option(help="Reason to record.")),
             panel=RUN,
         ),
@@ -401,7 +406,8 @@ COMMANDS = (
         Command(
             "ledger rebuild",
             "host.commands:rebuild",
-            "Restore the records of this host's projects from Temporal if ledger.db was lost. Safe while workers run.",
+            "Restore the records of this host's projects from Temporal if ledger.db was lost. Workers can keep "
+            "running.",
         ),
         Command(
             "ledger upgrade",
@@ -437,9 +443,11 @@ COMMANDS = (
         Command(
             "hooks install",
             "host.commands:install_hooks",
-            "Add our hooks to the Cursor hooks file. Other hooks are kept, and a backup is created.",
+            "Add the hooks of tightloop to the Cursor hooks file. Other hooks are kept, and a backup is created.",
         ),
-        Command("hooks remove", "host.commands:remove_hooks", "Remove our hooks from the Cursor hooks file."),
+        Command(
+            "hooks remove", "host.commands:remove_hooks", "Remove the hooks of tightloop from the Cursor hooks file."
+        ),
     ),
     Group(
         "token",

@@ -39,7 +39,9 @@ def export(
     workflow: Id,
     out: Annotated[
         Path | None,
-        Option(help="File to write (NAME.json), or a new folder, which also receives the artifacts of a plan."),
+        Option(
+            help="JSON file to write (NAME.json) or folder to create. A folder also contains the artifacts of a plan."
+        ),
     ] = None,
     report: Annotated[
         bool, Option("--report", help="Print only the report of a closed plan (hand-off note and postmortem).")
@@ -91,7 +93,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
             return as_plain_values(await ask(workflow_id))
         # Queries need a worker; an export must also work if the workers are gone.
         except ServiceUnavailableError as error:
-            problems[f"some parts are missing, but the history is complete: {error.message}"] = None
+            problems[f"some parts of the export are missing, but the history is complete: {error.message}"] = None
             return None
 
     summary = await client.summary(workflow_id)
@@ -166,7 +168,8 @@ async def _account(
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
-            f"{summary.id} is {summary.status}. The report is written when it ends. See: tightloop status {summary.id}"
+            f"{summary.id} is {summary.status}. Its report is written when it ends. Show its status: tightloop status "
+            f"{summary.id}"
         )
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(summary.id)

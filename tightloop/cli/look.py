@@ -140,7 +140,8 @@ def checkpoints(
     show(checkpoints_table(visible))
     if hidden := len(records) - len(visible):
         print_note(
-            f"{format_count(hidden, 'discarded checkpoint')} not shown, but can be restored. Use --all to list them."
+            f"{format_count(hidden, 'discarded checkpoint')} hidden. To list discarded checkpoints, which can still be "
+            "restored, use --all."
         )
     if reset := reset_command(key, records):
         print_note(f"to reset in Temporal itself, use the run and event of a checkpoint (see --json): {reset}")
@@ -269,7 +270,7 @@ def output(
 
     key, status = session_of(context).on(workflow, look, Kind.EPISODE)
     if status.check_report is None:
-        raise InvalidRequestError(f"no check of {key} has run yet. Follow it with: tightloop watch {key}")
+        raise InvalidRequestError(f"no check of {key} has run yet. Follow the run with: tightloop watch {key}")
     store = Store(Path(status.workspace), key)
     results = find_checks(store.load_model(status.check_report, CheckReport), check)
     texts = {

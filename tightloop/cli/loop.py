@@ -45,7 +45,7 @@ def plan(
     goal: Annotated[str, Argument(help="Goal in plain words. Default: fix the project's open problems.")] = "",
     workspace: Workspace = None,
     episode: Annotated[
-        str, Option(help="Plan from the result of this finished episode instead of inspecting the project.")
+        str, Option(help="Finished episode whose result is the basis of the plan. The project is not inspected again.")
     ] = "",
     packet: Annotated[
         str, Option(help="Id of an earlier inspection (pkt_...) to plan from. Default: inspect the project again.")
@@ -100,7 +100,7 @@ def plan(
 
     started, status = session.run(start)
     if status is None:
-        message = f"{started} is still being planned. See: tightloop status {started}"
+        message = f"{started} is still being planned. Show its status: tightloop status {started}"
         show_either({"id": started, "status": LoopState.DRAFT.value}, message, as_json=as_json)
         return
     if as_json:

@@ -255,7 +255,7 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
         raise SettingsError(f"{path} links to {real}, which is outside {root}. Remove the link and install again")
     try:
         if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
-            raise SettingsError(f"{path} is not a file or is too large. Move it and install again")
+            raise SettingsError(f"{path} is not a file or is too large. Move it away and install again")
         old = None
         if real.exists():
             # Keep Windows line endings.
@@ -306,7 +306,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, Option(help="Role of the connection. Use agent for coding agents: this role cannot make decisions.")
+    Role, Option(help="Role of the connection. Use agent for coding agents, because this role cannot make decisions.")
 ]
 EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open one.")]
 
@@ -316,9 +316,17 @@ def serve(
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     workspace: Annotated[
-        Path | None, Option(help="Show only this project. Default: the current folder for an agent, otherwise all.")
+        Path | None,
+        Option(
+            help=(
+                "Show only this project. Default: the project in the current folder for an agent, and all projects for "
+                "other roles."
+            )
+        ),
     ] = None,
-    socket: Annotated[Path | None, Option(help="Serve this user on a Unix socket at this path until Ctrl-C.")] = None,
+    socket: Annotated[
+        Path | None, Option(help="Serve only the current user, on a Unix socket at this path, until Ctrl-C.")
+    ] = None,
     connect: Annotated[
         Path | None, Option(help="Forward standard input and output to the server on this Unix socket.")
     ] = None,

@@ -158,9 +158,9 @@ def run(
         list[str] | None,
         Option(
             "--set",
-            help="Input as name=value. If the plan's own value is a string, so is this one (version=1.10). "
-            "Otherwise, it is parsed as JSON (3, true, [1, 2]), or used as a string if it is not valid JSON. "
-            "Repeatable.",
+            help="Input as name=value. If the plan sets the input to a string, the value is also a string "
+            "(version=1.10). Otherwise, the value is parsed as JSON (3, true, [1, 2]). A value that is not valid "
+            "JSON is used as a string. Repeatable.",
         ),
     ] = None,
     again: Annotated[str | None, Option(metavar="ID", help="Run a closed plan again, reusing completed steps.")] = None,

@@ -90,7 +90,7 @@ def verify(
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
-        bool, Option("--accepted", help="Also accept proofs that are not proven but were accepted by a person.")
+        bool, Option("--accepted", help="Also accept a success that is not proven but was accepted by a person.")
     ] = False,
     strict: Annotated[
         bool,
@@ -99,8 +99,8 @@ def verify(
     require: Annotated[
         list[Literal["scenarios", "countersigned"]] | None,
         Option(
-            help="Reject a proof without this: all hidden scenarios passed (scenarios), or a second party has "
-            "signed (countersigned). Repeatable."
+            help="Requirement for accepting a proof: scenarios (all hidden scenarios passed) or countersigned (a "
+            "second party has signed the proof). Repeatable."
         ),
     ] = None,
     run: Annotated[
@@ -113,7 +113,10 @@ def verify(
     base: Annotated[
         str,
         Option(
-            help="Branch or commit. Reject the proof unless its initial files are those of a commit in this history."
+            help=(
+                "Branch or commit. Reject the proof unless the work started from the files of a commit in the history "
+                "of this branch or commit."
+            )
         ),
     ] = "",
     scenarios: Annotated[
@@ -128,11 +131,11 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     if strict and accepted:
-        raise InvalidRequestError("--strict cannot be used with --accepted, which allows more")
+        raise InvalidRequestError("--strict cannot be used with --accepted, because --accepted allows more")
     if alone and run:
-        raise InvalidRequestError("--run cannot be used with --alone, because it needs the files")
+        raise InvalidRequestError("--run cannot be used with --alone, because --run needs the files")
     if alone and base:
-        raise InvalidRequestError("--base cannot be used with --alone, because it needs the repository")
+        raise InvalidRequestError("--base cannot be used with --alone, because --base needs the repository")
     if not run and (scenarios or output):
         raise InvalidRequestError(f"{'--scenarios' if scenarios else '--output'} requires --run")
     session = session_of(context)

@@ -35,7 +35,9 @@ def new(
 def pack(
     context: click.Context,
     path: PathOrBundle,
-    output: Annotated[Path | None, Option(help="Also write an encrypted bundle, for another host.")] = None,
+    output: Annotated[
+        Path | None, Option(help="Also write an encrypted bundle to this file, for use on another host.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     store = ScenarioStore(session_of(context).settings)
@@ -45,7 +47,7 @@ def pack(
             output.write_bytes(store.seal(store.load(commitment)))
         except OSError as error:
             raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
-        print_note(f"wrote {output}. Only hosts with your key file can open it")
+        print_note(f"wrote {output}. Only hosts with your key file can decrypt it")
     request = commitment.model_dump(mode="json", exclude_defaults=True)
     show_either(request, f"{format_count(commitment.count, 'scenario')}, sha256 {commitment.digest}", as_json=as_json)
 
@@ -84,7 +86,12 @@ def show_drafts(
     context: click.Context,
     workflow: EpisodeId,
     output: Annotated[
-        Path | None, Option(help="Also write them to a new folder, which --scenarios accepts after your edits.")
+        Path | None,
+        Option(
+            help=(
+                "Also write the scenarios to this new folder. Edit the files, and then pass the folder to --scenarios."
+            )
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +107,10 @@ def show_drafts(
     bundle, answers = store.load(drafts), store.find_answers(drafts.digest)
     if output is not None:
         write_scenarios(output, bundle)
-        print_note(f"wrote {output}. After your edits: tightloop amend {workflow} --scenarios {output} --no-drafts")
+        print_note(
+            f"wrote {output}. Edit the scenarios, and then run: tightloop amend {workflow} --scenarios {output} "
+            "--no-drafts"
+        )
     rows = [
         {
             "number": number + 1,

@@ -462,7 +462,7 @@ async def start_and_wait(
             return started, (f"{started} is waiting. {idle}",)
     if isinstance(request, EpisodeRequest) and not request.definition_of_done:
         opened = await wait_at_most(FINDING_SECONDS, _wait_until_open(client, started))
-        later = f"The project's checks are being tried. To see the chosen ones: tightloop status {started}"
+        later = f"tightloop is trying the project's checks. See which checks it chooses: tightloop status {started}"
         return started, (later,) if opened is None else opened
     return started, ()
 

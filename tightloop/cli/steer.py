@@ -155,7 +155,7 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
     running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
     if running is None:
         return f"{key} will pause at its next safe point. Continue with: tightloop resume {key}"
-    end = f"\nEnd it now: tightloop answer {key} end" if running.ends_early else ""
+    end = f"\nEnd the work now: tightloop answer {key} end" if running.ends_early else ""
     return f"{key} will pause when this work ends: {running.describe(datetime.now(UTC))}{end}"
 
 

@@ -108,22 +108,22 @@ def todo_lines(status: Any) -> list[str]:
         back = status.way_back or "CKPT"
         commands = [
             f'respond {name} "message for the planner"   # {_effect_of_message(questions)}',
-            f"restore {name} {back}   # go back to this checkpoint and continue from there; later checkpoints are kept",
+            f"restore {name} {back}   # go back to this checkpoint and continue there (later checkpoints are kept)",
         ]
         # Most questions offer it as an answer.
         if not any(option.name == "cancel" for question in questions for option in question.options):
-            commands.append(f"cancel {name}   # end the episode; the files stay as they are")
+            commands.append(f"cancel {name}   # end the episode and leave the files as they are")
     return [*lines, *(f"  tightloop {command}" for command in commands)]
 
 
 def _effect_of_message(questions: Sequence[Any]) -> str:
     if not any(question.blocks for question in questions):
-        return "the planner reads it before the next plan"
+        return "the planner reads the message before the next plan"
     if all(question.kind == "operator" for question in questions):
-        return "the run continues, and the planner reads it before the next plan"
+        return "the run continues, and the planner reads the message before the next plan"
     if all(question.kind in ENDED_BY_MESSAGE for question in questions):
-        return "the planner reads it and plans again; the question is closed without an answer"
-    return "the planner reads it before the next plan; the question stays open"
+        return "the planner reads the message and plans again, and the question is closed without an answer"
+    return "the planner reads the message before the next plan, and the question stays open"
 
 
 def _result_lines(status: RunStatus) -> list[str]:
@@ -135,7 +135,10 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
     return [
         line
         for drift in drifts
-        for line in (drift_text(drift), *([f"  to restore them: {drift.bring_back}"] if drift.bring_back else []))
+        for line in (
+            drift_text(drift),
+            *([(f"  to restore the changes: {drift.bring_back}")] if drift.bring_back else []),
+        )
     ]
 
 
@@ -438,7 +441,7 @@ def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[
     """Return the panel's rows. For a stored status, leave out the unknown ones and add the time of the status."""
     if status.as_of is None:
         return rows
-    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker responded"
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S} (stored status, because no worker responded)"
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 

@@ -501,7 +501,7 @@ def checked_json(name: str, argument: Any) -> bytes:
     Raises:
         InvalidRequestError: the argument is nested too deeply for a worker to parse.
     """
-    too_deep = InvalidRequestError(f"{name}: a value is nested more than {LEVELS_LIMIT} levels deep. Flatten it")
+    too_deep = InvalidRequestError(f"{name}: a value is nested more than {LEVELS_LIMIT} levels deep. Flatten the value")
     try:
         content = to_json(argument)
         inner = [from_json(content)]

@@ -89,8 +89,8 @@ class SealedPayloadConverter(PydanticPayloadConverter):
             if RESULT_FIELD in payload.metadata:
                 return RefusedPayload(reason)
             raise ApplicationError(
-                f"this payload was rejected: {reason}. Send it with tightloop, or through the codec endpoint that "
-                "`tightloop up` prints",
+                f"this payload was rejected: {reason}. Send the payload with tightloop, or through the codec endpoint "
+                "that `tightloop up` prints",
                 type=REFUSED_TYPE,
                 non_retryable=True,
             )

@@ -116,7 +116,7 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
         return _parse_ring(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)
     try:
-        text = read_private(path, "key file", f"Restrict it: chmod 600 {path}")
+        text = read_private(path, "key file", f"Restrict access to the file: chmod 600 {path}")
     except FileNotFoundError:
         raise SettingsError(f"{_format_reason(privacy)}the key file {path} is missing. {_MAKE_ONE}") from None
     return _parse_ring(text, f"the key file {path}")
@@ -136,8 +136,8 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         _write(path, ring, replace=replace)
     except FileExistsError:
         raise SettingsError(
-            f"the key file {path} already exists. Data encrypted with it cannot be read without it. Add a new "
-            "key to the file instead: tightloop keys rotate"
+            f"the key file {path} already exists. Without its keys, encrypted data cannot be read. To add a new key to "
+            "the file, run: tightloop keys rotate"
         ) from None
 
 

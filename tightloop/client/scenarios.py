@@ -181,12 +181,12 @@ class ScenarioStore:
         sealed = _read_bundle(self._file(commitment.digest))
         if sealed is None:
             raise InvalidRequestError(
-                f"{what} are not on this host. Copy the folder or an encrypted bundle to it, and store it there: "
-                "tightloop scenarios pack PATH"
+                f"{what} are not on this host. Copy the scenario folder or the encrypted bundle to this host, and then "
+                "run here: tightloop scenarios pack PATH"
             )
         bundle = self._open(sealed, what)
         if bundle.commitment.evolve(changes=commitment.changes, withdrawn=commitment.withdrawn) != commitment:
-            raise ArtifactCorruptError(f"{what} on this host are not the ones that the request commits to")
+            raise ArtifactCorruptError(f"{what} on this host do not match the digest in the request")
         return bundle
 
     def find(self, digest: str) -> ScenarioBundle | None:

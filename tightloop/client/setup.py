@@ -123,8 +123,8 @@ async def _attributes(calls: Calls, dry_run: bool) -> SetupStep:
     if mistyped:
         has = ", ".join(f"{name} is {kind} instead of {SEARCH_ATTRIBUTES[name]}" for name, kind in mistyped.items())
         raise SettingsError(
-            f"tightloop's search attributes in the namespace {where[1]!r} have the wrong type: {has}. Replace them, "
-            f"which deletes their stored values: {registration_command(*where, wrong)}"
+            f"tightloop's search attributes in the namespace {where[1]!r} have the wrong type: {has}. Replacing the "
+            f"attributes deletes their stored values. To replace them, run: {registration_command(*where, wrong)}"
         )
     if not wrong or dry_run:
         names = ", ".join(wrong or SEARCH_ATTRIBUTES)
@@ -379,8 +379,8 @@ class Topology:
                 "workspaces"
             )
         problems += [
-            f"no worker polls task queue {queue!r}, which the settings list under queues. Start a worker for it, "
-            "or remove it from the settings"
+            f"no worker polls task queue {queue!r}, which the settings list under queues. Start a worker for this "
+            "queue, or remove the queue from the settings"
             for queue, pollers in self.named.items()
             if not pollers
         ]

@@ -139,7 +139,7 @@ def _artifact(folder: Path, digest: str) -> bytes | None:
             with closing(sqlite3.connect(f"{packed.as_uri()}?mode=rw", uri=True, timeout=PATIENCE_S)) as connection:
                 row = connection.execute(FIND_PACKED, (digest,)).fetchone()
         except sqlite3.DatabaseError as error:
-            raise ArtifactCorruptError(f"{packed} cannot be read: {error}. Restore it from a backup") from None
+            raise ArtifactCorruptError(f"{packed} cannot be read: {error}. Restore the file from a backup") from None
         if row is not None:
             return unpack(row[0])
     with suppress(FileNotFoundError):
@@ -161,5 +161,5 @@ def _parse_file(path: Path, kind: type[M]) -> M:
         return kind.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ArtifactCorruptError(
-            f"{path} is damaged: it is not a valid {kind.__name__}. Restore it from a backup, or remove it"
+            f"{path} is damaged: it is not a valid {kind.__name__}. Restore the file from a backup, or remove the file"
         ) from error

@@ -375,18 +375,20 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
         is_judged: its tests were observed to fail in their own assertions, so its output does not matter.
     """
     if is_flaky:
-        return "it is flaky: it failed once, and passed when it was repeated without a change"
+        return "the check is flaky: it failed once, and passed when it was repeated without a change"
     if result.passed:
-        return "it passes before any work is done, so it does not show what is missing"
+        return "the check passes before any work is done, so it does not show what is missing"
     if result.status is not CheckStatus.FAILED:
-        return f"it does not finish: {result.status.value.replace('_', ' ')}"
+        return f"the check does not finish: {result.status.value.replace('_', ' ')}"
     # Test runners, `test`, `grep`, `diff` and uncaught exceptions all end with 1; other codes stand for usage errors,
     # missing files and signals.
     if result.exit_code != ASSERTION_EXIT_CODE:
-        return f"it ends with exit code {result.exit_code} and not with {ASSERTION_EXIT_CODE}, so it could not check"
+        return (
+            f"the check ends with exit code {result.exit_code} instead of {ASSERTION_EXIT_CODE}, so nothing was checked"
+        )
     error = "" if is_judged else failure_type(result.tail)
     if error not in ("", "AssertionError"):
-        return f"it fails with {error} and not by an assertion"
+        return f"the check fails with {error} and not by an assertion"
     return ""
 
 

@@ -195,7 +195,7 @@ def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> Fenced
     holder = f"{head.home!r} owns it with epoch {head.epoch}" if head else "the remote store has no record of it"
     return FencedError(
         f"the host of task queue {home!r} must not continue this episode under epoch {epoch}: {holder}. Nothing was "
-        f"delivered or copied. To move it here, run: tightloop move ID --to {host_of(home) or home}"
+        f"delivered or copied. To move the episode to this host, run: tightloop move ID --to {host_of(home) or home}"
     )
 
 

@@ -365,7 +365,7 @@ def question_lines(question: Question) -> list[str]:
     """Return a question and its evidence as Markdown."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
     waits = "waits for a person" if question.needs_person else "can be answered"
-    needs = "It needs a decision: `resume` alone does not answer it."
+    needs = "This question needs a decision: `resume` alone does not answer it."
     needs = needs if question.needs_person and not question.default else ""
     return [
         f"**{question.id} {waits}**{since}: {question.title} ({question.kind.value}, by {question.by})",
@@ -388,7 +388,9 @@ def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
     back = find_restore_point(state, questions) or "ckpt-0"
     if state.phase is EpisodePhase.CLOSED:
         again = json.dumps({"restore": {"checkpoint_id": back}})
-        back = "To go back, reset it to a checkpoint's event, or start it again with the same id, its input and"
+        back = (
+            "To go back, reset the workflow to a checkpoint's event, or start it again with the same id, its input and"
+        )
         return [f"The episode has ended and no longer accepts messages. {back} `{again}`."]
     restore = json.dumps({"checkpoint_id": back, "reason": "why"})
     rows = [

@@ -26,10 +26,10 @@ ADD = "add"
 THE_EPISODE = "the episode"
 
 _FIRST = {
-    QuestionKind.OPERATOR: ("resume", "continue; your edits to files are kept"),
+    QuestionKind.OPERATOR: ("resume", "continue and keep your edits to files"),
     QuestionKind.BUDGET: (
         EXTEND,
-        "continue; each exhausted limit is raised by its initial amount, counted from now",
+        "continue, and grant the initial amount of each exhausted limit again, counted from now",
     ),
     QuestionKind.REPEATED_ERROR: (
         "continue",
@@ -37,58 +37,69 @@ _FIRST = {
     ),
     QuestionKind.LIMIT: (
         "retry",
-        "deliver the plan now; if the limit still applies, the run waits and retries automatically",
+        "deliver the plan now (if the limit still applies, the run waits and retries automatically)",
     ),
-    QuestionKind.FATAL: ("retry", "try again, once you have fixed the cause"),
+    QuestionKind.FATAL: ("retry", "try again after you have fixed the cause"),
     QuestionKind.DEVIATION: (
         "continue",
-        "keep the work and continue, with the counts reset; to break out of the circle, restore an earlier checkpoint",
+        "keep the work, reset the counts, and continue (to break out of the circle, restore an earlier checkpoint)",
     ),
-    QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks then only show that nothing breaks"),
-    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it sees your messages and your edits to files"),
+    QuestionKind.ALREADY_GREEN: (
+        "continue",
+        "start the work, although the checks can then only show that nothing breaks",
+    ),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again (it sees your messages and your edits to files)"),
     QuestionKind.PROOF: (
         WORK,
-        "continue working; the planner gets the findings and any text that you add to this answer",
+        "continue working, and send the findings and any text that you add to this answer to the planner",
     ),
-    QuestionKind.ALIGNMENT: (REFUSE, "reject it; the planner must write a plan without it"),
+    QuestionKind.ALIGNMENT: (REFUSE, "reject the plan, and have the planner write one without these findings"),
 }
-CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
+CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode and leave the files as they are", group=OptionGroup.STOP)
 _ALLOW = Option(
     name=ALLOW,
-    effect="allow it; you are not asked about these exact findings again in this episode",
+    effect="allow the findings, and do not ask about exactly these findings again in this episode",
     group=OptionGroup.ACCEPT,
 )
-_UNDO_CHANGE = Option(name=REFUSE, effect="reject the change; the planner has to undo or avoid it in a new plan")
+_UNDO_CHANGE = Option(
+    name=REFUSE, effect="reject the change, and have the planner write a plan that undoes or avoids the change"
+)
 _ALLOW_CHANGE = Option(
     name=ALLOW,
-    effect="allow this change; if a passing check depends on it, the success will not be proven",
+    effect="allow the change (if a passing check depends on the change, the success will not be proven)",
     group=OptionGroup.ACCEPT,
 )
 ASKED_FOR_CHANGE = Option(
     name=ASKED,
-    effect="confirm that you asked for this change; the success can be proven, and the proof records your name and "
-    "the time",
+    effect="confirm that you asked for the change (the success can then be proven, and the proof records your name "
+    "and the time)",
     group=OptionGroup.ACCEPT,
 )
 WRONG_DRAFT = Option(
     name=WITHDRAW,
-    effect="the scenarios are wrong: withdraw all that fail and prove the work without them; the proof records this",
+    effect=(
+        "withdraw all failing scenarios because they are wrong, and prove the work without them (the proof records "
+        "the withdrawal)"
+    ),
     group=OptionGroup.ACCEPT,
 )
 ACCEPT_FILES = Option(
     name=ACCEPT,
-    effect="end with these files despite the finding; the success is not proven and is recorded under your name",
+    effect=(
+        "accept the current files despite the finding, and end the episode (the success is not proven and is recorded "
+        "under your name)"
+    ),
     group=OptionGroup.ACCEPT,
 )
 _GREEN = (
     Option(
         name=ADD,
-        effect="add your command as a check; it must fail until the goal is reached",
+        effect="add your command as a check (the command must fail until the goal is reached)",
         needs_text="COMMAND",
     ),
     Option(
         name=ACCEPT,
-        effect="the goal is already met: end the episode without any work; the success is not proven",
+        effect="end the episode without any work because the goal is already met (the success is not proven)",
         group=OptionGroup.ACCEPT,
     ),
 )
@@ -121,9 +132,9 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Question:
     """Return the question about findings in a plan or in a change, including the suggestion for each one."""
     title, evidence = describe_findings(findings)
-    state = "this is part of the next plan, which has not been delivered yet"
+    state = "the finding is about the next plan, which has not been delivered yet"
     if change is not None:
-        state = "this happened in the last iteration, and its changes are in the files"
+        state = "the finding is about the last iteration, whose changes are in the files"
     return about_change(make_question(QuestionKind.ALIGNMENT, title, evidence=(state, *evidence)), change)
 
 
@@ -148,8 +159,8 @@ def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -
         f"compare the expected with the actual output, on the workspace's host: tightloop scenarios show {episode_id}",
     )
     effects = {
-        WORK: "the work is wrong: continue; the planner gets only the number of failures and what you add to "
-        "this answer"
+        WORK: "continue because the work is wrong, and send only the number of failures and any text that you add to "
+        "this answer to the planner"
     }
     options = tuple(
         option.evolve(effect=effects[option.name]) if option.name in effects else option for option in question.options
@@ -174,12 +185,12 @@ def end_question(work: Work, now: datetime) -> Question:
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
-        title=f"the pause begins when this work ends: {work.describe(now)}",
+        title=f"the pause begins when the running work ends: {work.describe(now)}",
         options=(
-            Option(name=WAIT, effect="let it finish, then pause"),
+            Option(name=WAIT, effect="let the running work finish, and then pause"),
             Option(
                 name=END,
-                effect="stop it and pause now; it starts over after the pause",
+                effect="stop the running work and pause now (the work starts over after the pause)",
                 group=OptionGroup.STOP,
             ),
         ),
@@ -198,12 +209,17 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
         options=(
             Option(
                 name=KEEP,
-                effect="keep the changes and continue; name files to keep only those and undo the others",
+                effect=(
+                    "keep the changes and continue (if you name files, keep only their changes and undo all others)"
+                ),
                 takes_paths=True,
             ),
             Option(
                 name=UNDO,
-                effect="save a copy and undo the changes; name files to undo only those and keep the others",
+                effect=(
+                    "save a copy of the changes and undo them (if you name files, undo only their changes and keep "
+                    "all others)"
+                ),
                 takes_paths=True,
             ),
             cancel,

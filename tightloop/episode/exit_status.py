@@ -37,7 +37,7 @@ def masked_problem(script: str) -> str:
     """Return the error in a check that can never fail, or "" if it can."""
     end = masked_by(script)
     return (
-        f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove that part"
+        f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove this ending"
         if end
         else ""
     )

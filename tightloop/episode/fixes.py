@@ -389,7 +389,7 @@ class FixFinder:
         name = one_line(result.name, 60)
         parts = [f"no automatic fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
         if result.status is CheckStatus.NOT_FOUND:
-            parts.append("Install its program in the workspace")
+            parts.append("Install the program of the check in the workspace")
         named = [code for use in self._failed if is_lint(use.call) for code in named_rules(use.result)]
         if unfixable := [code for code in dict.fromkeys(named) if code in rules.without_fix]:
             parts.append(f"ruff has no fix for {', '.join(unfixable[:5])}")
@@ -398,7 +398,7 @@ class FixFinder:
         if missing := next((fix.run[0] for fix in self._open(rules) if not self._may_run(fix.run[0])), ""):
             allowed = ", ".join(self._programs[:8])
             parts.append(f"A fix needs {missing}, which the executor is not allowed to run (allowed: {allowed})")
-        parts.append("Set OPENAI_API_KEY for the LLM planner, or fix it by hand and resume")
+        parts.append("Set OPENAI_API_KEY for the LLM planner, or fix the check by hand and resume")
         return ". ".join(part.rstrip(".") for part in parts)
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:

@@ -33,34 +33,50 @@ IN_A_WINDOW = frozenset({"cursor-gui"})
 The agent continues without them and can report results itself.
 """
 _PERMISSION = (
-    Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration", group=OptionGroup.ACCEPT),
-    Option(name=DENY, effect="the agent is denied permission and continues without it", group=OptionGroup.STOP),
+    Option(
+        name=ALLOW, effect="let the agent do this, and also do it again in this iteration", group=OptionGroup.ACCEPT
+    ),
+    Option(name=DENY, effect="deny permission, and let the agent continue without it", group=OptionGroup.STOP),
 )
 _CLARIFICATION = (
-    Option(name=ANSWER, effect="the agent gets your answer"),
-    Option(name=SKIP, effect="the agent decides on its own"),
+    Option(name=ANSWER, effect="send your answer to the agent"),
+    Option(name=SKIP, effect="let the agent decide on its own"),
 )
 _WORK = (
-    Option(name=DONE, effect="you did the work; the checks run on the current files", group=OptionGroup.ACCEPT),
+    Option(
+        name=DONE,
+        effect="report that you did the work, and run the checks on the current files",
+        group=OptionGroup.ACCEPT,
+    ),
     Option(
         name=FAILED,
-        effect="the work failed; the iteration counts as failed, and the planner reads your reason",
+        effect="report that the work failed, count the iteration as failed, and send your reason to the planner",
         group=OptionGroup.STOP,
     ),
-    Option(name=REFUSED, effect="nobody will do this work; the planner reads your reason", group=OptionGroup.STOP),
+    Option(
+        name=REFUSED,
+        effect="report that nobody will do the work, and send your reason to the planner",
+        group=OptionGroup.STOP,
+    ),
     Option(
         name=IMPOSSIBLE,
-        effect="the work cannot be done; a person reads your reason and decides",
+        effect="report that the work cannot be done, and let a person read your reason and decide",
         needs_text="WHY",
         group=OptionGroup.STOP,
     ),
 )
 _IMPOSSIBLE = (
-    Option(name=WORK, effect="continue working; the planner gets the reason and anything that you add to this answer"),
-    Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
+    Option(
+        name=WORK,
+        effect="continue working, and send the reason and any text that you add to this answer to the planner",
+    ),
+    Option(name=CANCEL, effect="end the episode and leave the files as they are", group=OptionGroup.STOP),
 )
 _CONTINUE = Option(
-    name=LIMIT, effect="a limit stopped the agent; it is told to continue (from the third time on, after a wait)"
+    name=LIMIT,
+    effect=(
+        "report that a limit stopped the agent, and tell the agent to continue (from the third time on, after a wait)"
+    ),
 )
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
@@ -89,8 +105,8 @@ def work_question(title: str, detail: str = "") -> Question:
 def report_question() -> Question:
     """Return the question through which an agent in a window can report while the executor is watching it."""
     question = work_question(
-        "the agent in the window is working and will report when it is done. To report for it, stop it in the "
-        "window first"
+        "the agent in the window is working and will report when it is done. To report on its behalf, stop the agent "
+        "in the window first"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
@@ -232,21 +248,24 @@ would be repeated forever.
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="do not deliver the plan again; run the checks on the current files, and tell the planner",
+        effect="do not deliver the plan again, but run the checks on the current files and tell the planner",
     ),
     Option(
         name=RETRY,
         effect="deliver the same plan again, on top of the current files",
         cons="effects outside the working tree may happen twice",
     ),
-    Option(name="cancel", effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
+    Option(name="cancel", effect="end the episode and leave the files as they are", group=OptionGroup.STOP),
 )
 
 _HAND_OFF = (
-    Option(name=VERIFY, effect="the agent received the plan and has finished; run the checks on the current files"),
+    Option(
+        name=VERIFY,
+        effect="report that the agent received the plan and has finished, and run the checks on the current files",
+    ),
     Option(
         name=RETRY,
-        effect="the plan did not arrive; send it again",
+        effect="send the plan again because it did not arrive",
         cons="if the plan did arrive, the agent gets it twice",
     ),
     _OPTIONS[-1],
@@ -280,13 +299,17 @@ class Crash(Value):
             if self.processes_ended
             else "no process was still running"
         )
-        records_text = "its records do not show how it ended" if self.can_tell else "it left no report"
+        records_text = (
+            "the agent's records do not show how the delivery ended" if self.can_tell else "the delivery left no report"
+        )
         return (
-            "files have changed since it started" if self.moved else "no file has changed since it started",
+            "files have changed since the delivery started"
+            if self.moved
+            else "no file has changed since the delivery started",
             running,
-            records_text + (f"; its session {self.session} can be resumed" if self.session else ""),
+            records_text + (f", but the agent's session {self.session} can be resumed" if self.session else ""),
             f"effects outside the working tree: {self.effects_outside or 'none declared'}",
-            f"it was started {'once' if self.claims == 1 else f'{self.claims} times'}",
+            f"the delivery was started {'once' if self.claims == 1 else f'{self.claims} times'}",
         )
 
 
@@ -311,7 +334,7 @@ def explain_crash(crash: Crash) -> str:
     The same cause has the same text, so that repeated crashes are recognised.
     """
     moved, *_ = crash.sentences
-    return f"{crash.cause}, and the plan was not delivered again; {moved}"
+    return f"{crash.cause}, {moved}, and the plan was not delivered again"
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:

@@ -87,8 +87,8 @@ def explain(limit: LimitHit) -> str:
     reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no details"
     if limit.kind == LimitKind.AUTH:
         return (
-            f"the agent's provider rejected the key or login ({reason}). On the worker's host, check that it is valid, "
-            "has not expired, and matches the base URL and model in use, then resume"
+            f"the agent's provider rejected the key or login ({reason}). On the worker's host, check that the key or "
+            "login is valid, has not expired, and matches the base URL and model in use, then resume"
         )
     if limit.kind == LimitKind.CONTEXT_FULL:
         return f"the context of the agent's model is full ({reason}). Plan smaller steps"

@@ -158,7 +158,7 @@ def load_settings(explicit: Path | None = None) -> "Settings":
             if beyond:
                 raise SettingsError(
                     f"{path} sets {', '.join(beyond)}, but a project file may only set "
-                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Move the rest to {user_file()}"
+                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Move the other settings to {user_file()}"
                 )
     return fill_from_profile(combined_settings([(str(path), text) for path, text in texts], os.environ), os.environ)
 

@@ -73,7 +73,9 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
         # Without the excerpt of the file, which may show the API key.
         text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
         message = " ".join(text.split())
-        raise SettingsError(f"{profile_source(profile, environ)}: {message}. Correct it, {_WITHOUT}") from None
+        raise SettingsError(
+            f"{profile_source(profile, environ)}: {message}. Correct the configuration, {_WITHOUT}"
+        ) from None
     values = {"address": config.address, "namespace": config.namespace, "api_key": config.api_key}
     values |= {"metadata": dict(config.grpc_meta)} | (_tls_values(config.tls) if config.tls else {})
     return {name: value for name, value in values.items() if value not in (None, "", {})}

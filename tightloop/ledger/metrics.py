@@ -197,10 +197,10 @@ MEANINGS = {
     "tokens": Meaning(
         "tokens",
         Unit.COUNT,
-        "Input and output tokens of all model calls of an episode; unknown if a call did not report its tokens.",
+        "Input and output tokens of all model calls of an episode. Unknown if a call did not report its tokens.",
     ),
     "cost_usd": Meaning(
-        "cost", Unit.USD, "Price of all model calls of an episode; unknown if any call has no known price."
+        "cost", Unit.USD, "Price of all model calls of an episode. Unknown if any call has no known price."
     ),
     "worked_s": Meaning(
         "working time", Unit.SECONDS, "Time from start to end of an episode, excluding waits for people."
@@ -221,7 +221,7 @@ MEANINGS = {
     "safety_findings": Meaning(
         "safety findings",
         Unit.COUNT,
-        "Findings from the safety checks in all iterations of an episode; unknown if no check ran.",
+        "Findings from the safety checks in all iterations of an episode. Unknown if no check ran.",
     ),
     "bandit_findings": Meaning(
         "Bandit findings", Unit.COUNT, "New Bandit findings in the files that an episode changed, from the last scan."

@@ -241,12 +241,13 @@ class LoopRequest(CallerInput):
             yield f"parallel must be between 1 and {PARALLEL_LIMIT}, got {self.parallel}"
         if len(self.goal) > GOAL_CHARACTERS:
             yield (
-                f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put it in a file"
+                f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put long text in a "
+                "file"
             )
         if self.packet_id and not PACKET_ID.fullmatch(self.packet_id):
             yield f"{shorten(self.packet_id, 60)!r} is not a valid packet id: expected an id like pkt_0123456789abcdef"
         if self.packet_id and self.episode:
-            yield "set either packet_id or episode, not both: a packet already has its source"
+            yield "set either packet_id or episode, but not both, because a packet already has its source"
         if self.model and self.planner == "heuristic":
             yield f"the planner heuristic uses no model, so it would ignore {self.model!r}. Omit one of them"
         problems = (planner_problem(self.planner), choice_problem(self.executor), folder_problem(self.folder))

@@ -392,7 +392,7 @@ OPERATIONS = (
     ),
     Operation(
         "pause",
-        "Pause at the next safe point; running steps may finish.",
+        "Pause at the next safe point. Running steps may finish.",
         **{**_CHANGES, "repeat": NATURAL},
         kinds=ALL,
         request="models:Pause",
@@ -406,7 +406,7 @@ OPERATIONS = (
     ),
     Operation(
         "resume",
-        "End a pause that does not need a decision; edits made during the pause are kept.",
+        "End a pause that does not need a decision. Edits made during the pause are kept.",
         **_CHANGES,
         kinds=ALL,
         request="models:Resume",
@@ -459,7 +459,7 @@ OPERATIONS = (
         mcp="respond",
         page=Form(
             "/workflows/{id}/respond",
-            "The planner of “{title}” receives this message and plans again. It does not answer a question.",
+            "The planner of “{title}” receives this message and plans again. The message does not answer a question.",
         ),
     ),
     Operation(
@@ -488,7 +488,7 @@ OPERATIONS = (
         mcp="resume_episode",
         page=Form(
             "/workflows/{id}/restore",
-            "The state and files of “{title}” will be restored from {checkpoint}. You can undo this later.",
+            "The state and files of “{title}” will be restored from {checkpoint}. You can undo the restore later.",
         ),
     ),
     Operation(
@@ -529,7 +529,7 @@ OPERATIONS = (
         "Change a running plan without affecting completed and running steps.",
         **_CHANGES,
         kinds=PLAN,
-        details="If no plan is given, a planner writes it.",
+        details="If no plan is given, a planner writes one.",
         request="models:Replan",
         client="replan",
         handler="replan",
@@ -575,7 +575,7 @@ OPERATIONS = (
     ),
     Operation(
         "verify",
-        "Run the gates of a plan whose tasks have ended; a failed gate is not retried.",
+        "Run the gates of a plan whose tasks have ended. A failed gate is not retried.",
         **{**_CHANGES, "result": "results:Verified"},
         kinds=LOOP,
         errors=("WorkspaceBusyError",),

@@ -100,7 +100,7 @@ def insert_marks(text: str) -> Source:
         whole += MARK * token.size
     if len(marks) > MARKS_LIMIT:
         raise ExpressionError(
-            f"the expression has more than {MARKS_LIMIT} references and strings", 1, "compute it in a step"
+            f"the expression has more than {MARKS_LIMIT} references and strings", 1, "compute the value in a step"
         )
     return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
 
@@ -133,7 +133,7 @@ def tree_of(source: Source) -> ast.expr:
         ) from None
     except (RecursionError, MemoryError, ValueError):
         # CPython's parser rejects deep nesting with MemoryError, its compiler with RecursionError.
-        raise ExpressionError("the expression is nested too deeply", 1, "compute it in a step") from None
+        raise ExpressionError("the expression is nested too deeply", 1, "compute the value in a step") from None
 
 
 # Python integers are unbounded: `9 ** 9 ** 9` alone would exhaust the memory.
@@ -367,7 +367,7 @@ def parse_expression(text: str) -> Expression:
         raise ExpressionError(
             f"an expression must have at most {EXPRESSION_CHARACTERS} characters, got {len(text)}",
             EXPRESSION_CHARACTERS,
-            "compute it in a step",
+            "compute the value in a step",
         )
     source = insert_marks(text)
     tree = tree_of(source)

@@ -206,8 +206,8 @@ def _check_write_scope(policy: Policy, paths: tuple[str, ...]) -> Iterator[Rulin
     if strange:
         allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"
         reason = (
-            f"policy.write ({allowed}) does not cover {_join_paths(strange)}. Change only paths that it covers, "
-            "or extend it"
+            f"policy.write ({allowed}) does not cover {_join_paths(strange)}. Change only paths that policy.write "
+            "covers, or extend policy.write"
         )
         yield Ruling(Verdict.DENY, "policy.write", reason)
 

@@ -120,7 +120,7 @@ class PlanRequest(CallerInput):
         if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
             yield f"provide exactly one of source, file and goal. For example: {RIGHT_PLAN_INPUT}"
         if (size := len(self.source.encode())) > SOURCE_BYTES:
-            most = f"the plan has {size} bytes, but a message can contain at most {SOURCE_BYTES}"
+            most = f"the plan is {size} bytes long, but a message can contain at most {SOURCE_BYTES}"
             yield f'{most}. Save the plan to a file and send the path: "file": "plans/big.yaml"'
         if json_size(self, {"inputs"}) > INPUT_CHARACTERS:
             yield f"the inputs have more than {INPUT_CHARACTERS} characters. Store large values in files in the tree"

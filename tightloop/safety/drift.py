@@ -71,7 +71,7 @@ class Drift(Value):
     @property
     def report(self) -> tuple[str, ...]:
         """Action taken in response to the drift, and the command that restores changes that were undone."""
-        return (self.sentence, *((f"  to restore them: {self.bring_back}",) if self.bring_back else ()))
+        return (self.sentence, *((f"  to restore the changes: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:

@@ -175,7 +175,8 @@ def describe_findings(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ..
     first, *rest = findings
     more = f" (and {len(rest)} more)" if rest else ""
     resolved = [
-        f"to resolve it: {suggestion}" for suggestion in dict.fromkeys(finding.suggestion for finding in findings)
+        f"to resolve the finding: {suggestion}"
+        for suggestion in dict.fromkeys(finding.suggestion for finding in findings)
     ]
     return f"{first}{more}", (*map(str, rest), *resolved)
 

@@ -69,7 +69,7 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
     """Return the error in a pattern and its correction, or None if it is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
-    from_root = "Write it relative to the root of the tree, for example `src/**`"
+    from_root = "Write the pattern relative to the root of the tree, for example `src/**`"
     if pattern.strip() in ("", ".", "./"):
         return f"the pattern '{pattern}' matches no path", "Write `**` for all files"
     if pattern != pattern.strip():

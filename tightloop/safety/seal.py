@@ -104,11 +104,11 @@ class MessageLog(Value):
         if any(seal.nonce == nonce for _, nonce in self.nonces):
             return f"it is a copy of a message that was already accepted. {_RESEND_HINT}"
         if seal.issued < self.since:
-            return f"it is older than the messages accepted since. {_RESEND_HINT}"
+            return f"it is older than messages that were accepted later. {_RESEND_HINT}"
         # An operator's seal is valid for every workflow, and others do not remember its nonce: only time stops a copy.
         if seal.kind is SealKind.OPERATOR and abs(now - seal.issued) > OPERATOR_SECONDS * 1000:
             return (
-                f"it was sealed {abs(now - seal.issued) // 1000} s ago; the limit is {OPERATOR_SECONDS} s. "
+                f"it was sealed {abs(now - seal.issued) // 1000} s ago, but the limit is {OPERATOR_SECONDS} s. "
                 f"{_RESEND_HINT}"
             )
         return ""
@@ -146,8 +146,8 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
         )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
-            f"the input was rejected: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
-            f"the limit is {life} s. Compare the clocks on the hosts, or start it again"
+            f"the input was rejected: it was sealed {abs(started - seal.issued) // 1000} s before or after the start, "
+            f"but the limit is {life} s. Compare the clocks on the hosts, or start the run again"
         )
 
 

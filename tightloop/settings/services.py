@@ -121,7 +121,7 @@ class TemporalSettings(Section):
             raise ValueError(f"api_key would be sent unencrypted to {host}. Remove tls: false")
         useless = [*self.tls_files, *(["tls_server_name"] if self.tls_server_name else [])]
         if not self.encrypted and useless:
-            raise ValueError(f"tls is false, so {useless[0]} would be ignored. Remove one of the two")
+            raise ValueError(f"tls is false, so {useless[0]} would be ignored. Remove one of the two settings")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be set together. Set both or neither")
         for name in self.metadata:

@@ -250,7 +250,7 @@ def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[R
             line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
             reason = f"The test could not be collected: {line.strip().rstrip('.')}."
         elif path not in collected_paths and after.collected is None:
-            reason = f"No tests could be run: {after.output.strip() or 'the runner said nothing'}."
+            reason = f"No tests could be run: {after.output.strip() or 'the test runner printed nothing'}."
         elif path not in collected_paths:
             reason = "No tests were collected from this file. pytest collects functions and methods named test_..."
         else:

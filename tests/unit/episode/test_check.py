@@ -198,7 +198,7 @@ def test_a_new_check_shows_what_is_missing_only_by_a_failed_assertion(
 
 
 def test_a_new_check_that_fails_at_random_or_takes_too_long_shows_nothing() -> None:
-    assert "it is flaky" in why_no_evidence(finished("", 1), is_flaky=True)
+    assert "the check is flaky" in why_no_evidence(finished("", 1), is_flaky=True)
     assert "timed out" in why_no_evidence(finished("", 1, timed_out=True), is_flaky=False)
     # Its tests were observed, so an exception that the output quotes does not matter.
     assert why_no_evidence(finished("KeyError: 'a'", 1), is_flaky=False, is_judged=True) == ""

@@ -229,7 +229,7 @@ steps:
         ),
         (
             "id: p\nsteps:\n- {id: a, using: shell}\n",
-            "p.yaml:3:11: unknown field 'using' in step 'a'. Remove it and name the action: `shell: make`",
+            "p.yaml:3:11: unknown field 'using' in step 'a'. Remove the field and name the action: `shell: make`",
         ),
         (
             "id: p\nbudget: {max_steps: 5}\nsteps:\n- {id: a, fetch: x}\n",

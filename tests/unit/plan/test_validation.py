@@ -163,7 +163,7 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
         ("network: ['*.a.org:80']", "'*.a.org:80' matches no host"),
         (
             "write: [../x]",
-            "p:3:18: the pattern '../x' points outside the tree. Write it relative to the root of the tree",
+            "p:3:18: the pattern '../x' points outside the tree. Write the pattern relative to the root of the tree",
         ),
         ("write: [/src/**]", "the pattern '/src/**' points outside the tree."),
         ("write: ['src/{a,b}/**']", "contains braces, which are not supported. Write `src/a/**`, `src/b/**`."),
@@ -211,7 +211,7 @@ def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
         ("http: {method: GET}", "'a': `http` must have either `url` or `urls`."),
         (
             "http: {url: 'https://a.org', at_least: 2}",
-            "'a': `at_least` is only valid with `urls`. Remove it, or use `urls:`.",
+            "'a': `at_least` is only valid with `urls`. Remove `at_least`, or use `urls:`.",
         ),
         ("http: {urls: 'https://a.org', method: POST}", "'a': `method` is only valid with `url`."),
         ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not an HTTP method. Use one of GET, HEAD, POST"),
@@ -303,7 +303,8 @@ def test_a_scope_that_contradicts_itself_is_refused() -> None:
     assert "p:4:18: 'docs' is also in policy.protect, which takes precedence, so no step may change it." in said
     said = told("- {id: a, edit: {files: [{path: b.md, delete: true}]}}", "policy: {write: [docs]}")
     assert (
-        "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only paths that it covers, or extend it." in said
+        "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only paths that policy.write covers, or extend policy.write."
+        in said
     )
 
 

@@ -39,7 +39,8 @@ def up(
     role: Annotated[Role | None, Option(help="Type of work that the worker does. Default: all.")] = None,
     state_folder: Annotated[Path | None, Option(help="Folder for histories and logs.")] = None,
     encrypt: Annotated[
-        bool, Option("--encrypt", help="Also keep content out of logs (turns on privacy.encrypt).")
+        bool,
+        Option("--encrypt", help="Encrypt the stored data, and keep content out of logs (turns on privacy.encrypt)."),
     ] = False,
 ) -> None:
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
@@ -51,11 +52,13 @@ def gc(
     older_than: Annotated[
         str | None,
         Option(
-            help="Free only runs that ended at least this long ago, for example 30d or 12h. Default: "
+            help="Remove only the data of runs that ended at least this long ago, for example 30d or 12h. Default: "
             "server.retention_days."
         ),
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be freed, without freeing anything.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show what would be removed, without removing anything.")
+    ] = False,
 ) -> None:
     options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
@@ -286,7 +289,9 @@ def promote(
 
 def ramp(
     context: click.Context,
-    percent: Annotated[float, Option(min=0, max=100, help="Percentage of new workflows; 0 ends the ramp.")],
+    percent: Annotated[
+        float, Option(min=0, max=100, help="Percentage of new workflows to start on this build. 0 ends the ramp.")
+    ],
     days: Days = 7,
 ) -> None:
     become_worker(session_of(context), "deploy", "ramp", "--percent", str(percent), "--days", str(days))
@@ -304,7 +309,7 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
 def adopt_state(
     context: click.Context,
     name: Annotated[str, Argument(metavar="HOST", help="Name or task queue of the other host.")],
-    release: Annotated[bool, Option("--release", help="Return the work to that host.")] = False,
+    release: Annotated[bool, Option("--release", help="Return the work to the other host.")] = False,
 ) -> None:
     session = session_of(context)
     # Both forms are accepted: the name, and the task queue that `doctor` shows.
@@ -318,8 +323,8 @@ def adopt_state(
 
         if pollers := session.run(ask):
             raise InvalidRequestError(
-                f"worker {pollers[0].process} is still running as {name!r}, so two hosts would do the same work. "
-                "Stop it first. Temporal may list a killed worker for another minute"
+                f"worker {pollers[0].process} is still running as {name!r}, so two hosts would do the same work. Stop "
+                "that worker first. Temporal may list a killed worker for another minute"
             )
     identity = adopt_host(session.settings, name, release=release)
     click.echo(f"{_line(identity)}. Restart the workers on this host to apply the change")
@@ -354,8 +359,8 @@ def rotate_keys(context: click.Context) -> None:
     path, ring = key_file(privacy), read_ring(privacy).with_new_key()
     write_ring(path, ring, replace=True)
     show(
-        f"key {ring.current} is now current. Older keys in {path}: {len(ring.keys) - 1}. {_KEEP}. "
-        "Copy the file to the other hosts and restart the workers, which still encrypt with the old key"
+        f"key {ring.current} is now current. Older keys in {path}: {len(ring.keys) - 1}. {_KEEP}. Copy the file to the "
+        "other hosts and restart all workers. Until then, they encrypt with the old key"
     )
 
 
@@ -371,7 +376,7 @@ def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
 def create_token(
     context: click.Context,
     name: Annotated[
-        str, Argument(help="Name of the token's holder, for example anna. It is shown in answers and approvals.")
+        str, Argument(help="Name of the token's holder, for example anna. The name is shown in answers and approvals.")
     ],
     role: Annotated[
         SealRole, Option(help="Permissions of the token. Each role includes the roles before it.")
@@ -383,7 +388,7 @@ def create_token(
             "projects."
         ),
     ] = None,
-    episode: Annotated[str, Option(help="Episode that the agent works on. Only for the role agent.")] = "",
+    episode: Annotated[str, Option(help="Episode that the agent works on. Only valid with the role agent.")] = "",
     expires: Annotated[str, Option(help="Lifetime of the token, for example 90d or 12h, or 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:

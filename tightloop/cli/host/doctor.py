@@ -109,8 +109,10 @@ def _started_programs() -> list[Finding]:
     trusted_folders = trusted_path().split(os.pathsep)
     left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in trusted_folders]
     if left_out:
-        problem = f"not used to find programs: {', '.join(folder or 'the current folder' for folder in left_out)}"
-        fix = "remove these folders from PATH: sandboxed commands could write to them"
+        problem = (
+            f"folders not searched for programs: {', '.join(folder or 'the current folder' for folder in left_out)}"
+        )
+        fix = "remove these folders from PATH, because sandboxed commands could write to them"
         rows.append(Finding("PATH", False, problem, fix, needed=False))
     return rows
 
@@ -201,7 +203,7 @@ def _names(pollers: tuple[Poller, ...]) -> str:
 
 def _limits(worker: Poller) -> str:
     if not worker.gets_new_work:
-        return f" (gets no new work{', only open runs of ' if worker.version else ''}{worker.version})"
+        return f" (gets no new work{', only that of open runs on ' if worker.version else ''}{worker.version})"
     return " (all slots taken)" if worker.free_slots == 0 else ""
 
 
@@ -261,7 +263,7 @@ def _state_folder() -> Finding:
     folder = state_home()
     # The first worker creates the folder; a diagnosis changes nothing.
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    fix = "free disk space there, or set another folder: export TIGHTLOOP_HOME=..."
+    fix = "free some disk space there, or choose another folder: export TIGHTLOOP_HOME=..."
     try:
         # Only writing reveals a read-only or full file system; permissions do not.
         with tempfile.TemporaryFile(dir=nearest):

@@ -45,12 +45,14 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
         log_file(role).write_bytes(b"")
         path.write_bytes(content)
     except OSError as error:
-        raise SettingsError(f"cannot write {error.filename}: {error.strerror}. Make it writable") from None
+        raise SettingsError(f"cannot write {error.filename}: {error.strerror}. Make the file writable") from None
     # launchd keeps the old property list of a loaded agent until it is booted out.
     _end(role)
     _load(path)
     click.echo(f"{PREFIX}.{role.value} is running and will start after each sign-in. Log: {log_file(role)}")
-    click.echo("Allow its program under Privacy & Security > Accessibility. Check what is missing: tightloop doctor")
+    click.echo(
+        "Allow the worker's program under Privacy & Security > Accessibility. Check what is missing: tightloop doctor"
+    )
     click.echo(f"Program: {sys.executable}")
 
 
@@ -126,8 +128,8 @@ def _check_screen() -> None:
     """
     if os.uname().sysname != "Darwin":
         raise ServiceUnavailableError(
-            "launchd is only available on macOS. Here, run the worker in the desktop session: tightloop worker run "
-            "--role gui. Use --dry-run to see what would be written"
+            "launchd is only available on macOS. On this system, run the worker in the desktop session: tightloop "
+            "worker run --role gui. Use --dry-run to see what would be written"
         )
     if _run("print", _domain()).returncode != 0:
         raise ServiceUnavailableError(

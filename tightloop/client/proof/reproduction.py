@@ -34,18 +34,20 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
     claimed = details.scenarios
     if not repository.has(details.base_tree):
         raise ProofError(
-            f"its initial files ({details.base_tree[:12]}) are not in the repository {repository.root}. Run "
-            "tightloop proof ID --attach on the run's host, then push and fetch the files"
+            f"the initial files of the proof ({details.base_tree[:12]}) are not in the repository {repository.root}. "
+            "Run tightloop proof ID --attach on the run's host, then push and fetch the files"
         )
     if claimed is not None and claimed.total and scenarios is None:
         total = format_count(claimed.total, "hidden scenario")
-        raise ProofError(f"it claims {total}, but none were provided. Add them with --scenarios BUNDLE")
+        raise ProofError(
+            f"the proof claims {total}, but none were provided. Provide the scenarios with --scenarios BUNDLE"
+        )
     if scenarios is not None and (claimed is None or scenarios.commitment.digest != claimed.sha256):
         has = f"the proof has {claimed.sha256[:12]}" if claimed and claimed.total else "the proof has none"
         raise ProofError(
-            f"the bundle does not contain its hidden scenarios: the bundle is {scenarios.commitment.digest[:12]}, "
-            f"but {has}. Use the original bundle from `tightloop scenarios pack`, because packing a folder again "
-            "changes the digest"
+            "the bundle does not contain the hidden scenarios of the proof: the digest of the bundle is "
+            f"{scenarios.commitment.digest[:12]}, but {has}. Use the original bundle from `tightloop scenarios pack`, "
+            "because packing a folder again changes the digest"
         )
     checks = tuple(
         Check(run=check.run, name=check.name, timeout_s=max(LEAST_SECONDS, 4 * check.seconds))
@@ -94,7 +96,9 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
         if finding.rule not in claimed_rules and not finding.asked_by:
             yield Point(False, f"{finding.rule.value}: {finding.text}. The proof does not mention it")
     if old.seen_to_fail and not new.seen_to_fail and not (new.scenarios and new.scenarios.failed_before):
-        yield Point(False, "it claims that a check failed before the work, but all checks pass on the initial files")
+        yield Point(
+            False, "the proof claims that a check failed before the work, but all checks pass on the initial files"
+        )
     if old.scenarios and old.scenarios.total:
         yield _compare_scenarios(claimed, reproduced)
 
@@ -102,7 +106,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
 def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, str]) -> Iterator[Point]:
     suffix = _RUNS[old.tests]
     if new is None:
-        yield Point(False, f"it contains a run of the checks{suffix}, which this host did not need")
+        yield Point(False, f"the proof contains a run of the checks{suffix}, which was not needed on this host")
         return
     for one, other in zip_longest(old.checks, new.checks):
         if one is None or other is None or one.run != other.run:
@@ -151,7 +155,7 @@ def _compare_scenarios(claimed: Statement, reproduced: Statement) -> Point:
 
 
 def _difference(what: str, claimed: str, reproduced: str) -> str:
-    return f"{what}: the proof says {claimed}, but here it is {reproduced}"
+    return f"{what}: the proof says {claimed}, but the result on this host is {reproduced}"
 
 
 def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:

@@ -339,10 +339,12 @@ def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> 
 def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:
     is_second = {signature: namespace_of(signature.sig) == COUNTERSIGNATURE for signature in envelope.signatures}
     if not envelope.signatures:
-        text = "it is not signed, so anyone could have written it"
-        verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that, add --unsigned")
+        text = "the proof is not signed, so anyone could have written it"
+        verification.add(
+            rules.unsigned, text if rules.unsigned else f"{text}. To accept an unsigned proof, add --unsigned"
+        )
     elif all(is_second.values()):
-        verification.add(False, "its first signature is missing; it only has a countersignature")
+        verification.add(False, "the first signature of the proof is missing, and there is only a countersignature")
     else:
         _check_author(verification, envelope, [each for each in is_second if not is_second[each]], rules, allowed)
     _check_countersignature(verification, envelope, [each for each in is_second if is_second[each]], rules, allowed)
@@ -363,7 +365,7 @@ def _check_author(
                     True, f"signed by {trusted_signer.principal} with the key {trusted_signer.fingerprint}"
                 )
                 return
-            problems.append("it is signed with a key that is not among the allowed signers")
+            problems.append("the proof is signed with a key that does not belong to an allowed signer")
         except ProofError as error:
             problems.append(error.message)
     hint = "" if rules.allowed_signers else ". Specify the allowed signers with --allowed-signers FILE"
@@ -382,18 +384,18 @@ def _check_countersignature(
         for signature in envelope.signatures
         if namespace_of(signature.sig) != COUNTERSIGNATURE
     }
-    problem = "it is not countersigned: nobody else has reproduced it"
+    problem = "the proof is not countersigned (nobody else has reproduced it)"
     for signature in signatures:
         try:
             second = signer(envelope.signed_bytes, signature.sig, allowed, COUNTERSIGNATURE)
         except ProofError:
             # Not only if a countersignature is required: somebody has tampered with the file.
-            verification.add(False, "its countersignature belongs to another proof, or the proof was changed")
+            verification.add(False, "the countersignature belongs to another proof, or the proof was changed")
             return
         if second is None:
-            problem = "it is countersigned with a key that is not allowed to countersign. See --allowed-signers"
+            problem = "the proof is countersigned with a key that is not allowed to countersign (see --allowed-signers)"
         elif public_key_of(signature.sig) in authors:
-            problem = "it is countersigned with the key that signed it, so nobody else has reproduced it"
+            problem = "the proof is countersigned with the key that signed it (nobody else has reproduced it)"
         else:
             verification.countersigned_by = second.principal
             verification.add(True, f"countersigned by {second.principal} with the key {second.fingerprint}")
@@ -419,23 +421,25 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
             verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
         case Result.WARNED, ProofVerdict.NOT_PROVEN:
-            reasons = ", ".join(details.doubts) or "it gives no reason"
-            hint = "" if rules.accepted else ". To accept that, add --accepted"
+            reasons = ", ".join(details.doubts) or "the proof gives no reason"
+            hint = "" if rules.accepted else ". To accept such a proof, add --accepted"
             verification.add(rules.accepted, f"the definition of done passed, but that proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
-            hint = "" if rules.accepted else ". To accept that, add --accepted"
-            verification.add(rules.accepted, f"it was not proven, but accepted by {who}{hint}")
+            hint = "" if rules.accepted else ". To accept such a proof, add --accepted"
+            verification.add(rules.accepted, f"the success was not proven, but {who} accepted it{hint}")
         case _:
-            failed = ", ".join(predicate.failed_tests[:3]) or "it lists no failed command"
-            verification.add(False, f"it reports that the work is not proven ({predicate.result.value}): {failed}")
+            failed = ", ".join(predicate.failed_tests[:3]) or "the proof lists no failed command"
+            verification.add(
+                False, f"the proof reports that the work is not proven ({predicate.result.value}): {failed}"
+            )
 
 
 def _check_scenarios(verification: Verified, statement: Statement, rules: Rules) -> None:
     scenarios = statement.predicate.tightloop.scenarios
     if scenarios is None or not scenarios.total:
         if rules.scenarios:
-            verification.add(False, "it has no hidden scenarios, but --require scenarios is set")
+            verification.add(False, "the proof has no hidden scenarios, but --require scenarios is set")
         return
     drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
     total = format_count(scenarios.total, "hidden scenario") + drafted
@@ -451,7 +455,10 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
 def _check_base(verification: Verified, statement: Statement, repository: Repository, base: str) -> None:
     tree = statement.predicate.tightloop.base_tree
     holds = tree in repository.trees_before(base)
-    text = f"its initial files ({tree[:12]}) are {'' if holds else 'not '}those of a commit in the history of {base}"
+    text = (
+        f"the initial files of the work ({tree[:12]}) are {'' if holds else 'not '}those of a commit in the history of "
+        f"{base}"
+    )
     hint = ". Start the run without uncommitted changes, and fetch the whole history"
     verification.add(holds, text if holds else f"{text}{hint}")
 
@@ -474,12 +481,12 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
         return
     else:
         verification.add(
-            False, f"it covers different files ({tree[:12]}), which are not in the repository {repository.root}"
+            False, f"the proof covers different files ({tree[:12]}), which are not in the repository {repository.root}"
         )
         return
     for path, digest in statement.configuration_files:
         if repository.sha256_of(tree, path) != digest:
-            verification.add(False, f"its digest for {path} does not match the proven files")
+            verification.add(False, f"the digest of {path} in the proof does not match the proven files")
 
 
 RESULT_SECONDS = 15.0
@@ -505,7 +512,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
         return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{workflow_id} is {summary.status}; the proof is created when it ends")
+        raise ProofError(f"{workflow_id} is {summary.status}. Its proof is created when it ends")
     try:
         # If Temporal is silent, `result` itself would wait for minutes.
         async with asyncio.timeout(RESULT_SECONDS):
@@ -516,7 +523,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
         raise ProofError(_NO_PROOF.format(workflow_id))
     if result.proof is None:
         nothing = result.outcome is PlanOutcome.COMPLETED
-        why = "it had no definition of done" if nothing else "only successful runs are proven"
+        why = "the run had no definition of done" if nothing else "only successful runs are proven"
         raise ProofError(f"{workflow_id} is {summary.status} and has no proof: {why}")
     return _load_proof(summary.workspace, workflow_id, result.proof)
 

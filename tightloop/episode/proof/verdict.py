@@ -350,7 +350,10 @@ def _of_sources(
     old = before.observation if before else Observation()
     replaced = {name: file for name, file in observation.replaced.items() if file in sources}
     if names := tuple(f"{name}: {file}" for name, file in replaced.items() if old.replaced.get(name) != file):
-        text = f"{check.name}: {format_count(len(names), 'test')} ran a function of the product in place of its own"
+        text = (
+            f"{check.name}: {format_count(len(names), 'test')} ran a function of the product instead of its own "
+            "function"
+        )
         yield ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=names[:SHOWN])
     for text, now, then in (
         ("the product replaced functions that are not its own", observation.patched, old.patched),
@@ -564,8 +567,8 @@ def not_held(
             )
     unknown = dict.fromkeys(check.run for check in runs if not check.watched)
     lines += [
-        f"{shorten(run, 100)}: it is unknown which files it opened, so files count as tests or configuration because "
-        "of their names"
+        f"{shorten(run, 100)}: it is unknown which files this command opened, so the names of files decide whether "
+        "they count as tests or configuration"
         for run in unknown
     ]
     flaky = dict.fromkeys(name for measured_run in measured for name in measured_run.flaky)

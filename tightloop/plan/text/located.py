@@ -387,7 +387,7 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "matrix": _FOR_EACH,
         "loop": _FOR_EACH,
         "fetch": "Write `http: {urls: [...]}`",
-        "using": "Remove it and name the action: `shell: make`, `model: ...`, `search: ...`",
+        "using": "Remove the field and name the action: `shell: make`, `model: ...`, `search: ...`",
     },
     document.PlanBudget: {"max_steps": "Write `max_attempts`"},
     action.ShellAction: {"env": "Write `environment`", "cwd": "Write `folder`", "cmd": "Write `run`"},

@@ -82,7 +82,7 @@ class _Normalizer:
                 self._value(fields, name, owner, where)
             elif name in ignored:
                 at = fields.take(name)[2]
-                self._warn(f"'{name}' is ignored{where}", at, f"Remove it: {ignored[name]}", "ignored")
+                self._warn(f"'{name}' is ignored{where}", at, f"Remove the field: {ignored[name]}", "ignored")
             else:
                 commands = COMMAND_NAMES if owner is Step else ()
                 known_names = {*shapes, *commands, *(old_name for old_name in names if "." not in old_name)}

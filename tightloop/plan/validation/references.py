@@ -210,7 +210,7 @@ class _Reader:
     def _check_reserved_name(self, path: Path, parts: list[str], text: str) -> None:
         head, name = parts[0], ".".join(parts)
         if head == "item" and self._step.for_each is None:
-            hint = "Use it in a step with `for_each`"
+            hint = "Use the reference in a step with `for_each`"
             self._report("item", path, f"'${{{name}}}' is only available in templates", hint, (name, text))
         elif head == "exit_code" and (path[0] in AFTER or path[0] == "gate") and self._lacks_exit_code():
             message = f"'{self._step.id}' has no exit code because it is not a `shell` step"
@@ -218,7 +218,9 @@ class _Reader:
             hint = hint if path[0] == "gate" else "Use `${status}` or `${outputs.<name>}`"
             self._report("unknown-output", path, message, hint, (name, text))
         elif head in OWN and path[0] in BEFORE and path[0] != "gate":
-            hint = f"Write $${{{name}}} for the shell variable" if path[0] == "shell" else "Use it in `expect`"
+            hint = (
+                f"Write $${{{name}}} for the shell variable" if path[0] == "shell" else "Use the reference in `expect`"
+            )
             message = f"'${{{name}}}' is the step's own result, which is not available before the step runs"
             self._report("own-result", path, message, hint, (name, text))
         names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(head)
@@ -323,9 +325,11 @@ def _path_fault(path: str) -> tuple[str, str] | None:
         return "a path is empty", "Write a path relative to the root of the tree, such as `src/module.py`"
     # Windows paths too: a plan may be written on another system than the one that runs it.
     if path.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", path):
-        return f"'{path}' is absolute, but steps can only access the tree", "Write it relative to the root of the tree"
+        return f"'{path}' is absolute, but steps can only access the tree", (
+            "Write the path relative to the root of the tree"
+        )
     if ".." in parts:
-        return f"'{path}' is outside the tree", "Write it relative to the root of the tree, without `..`"
+        return f"'{path}' is outside the tree", "Write the path relative to the root of the tree, without `..`"
     if any(part.casefold() == ".git" for part in parts):
         return f"'{path}' is in `.git`, which steps must not access", "Use the `git` action"
     return None
@@ -347,7 +351,7 @@ def _http_faults(http: HttpAction, network: tuple[str, ...]) -> Iterator[Fault]:
     # `model_fields_set`, because a field that is set to its default was also meant to have an effect.
     for name in sorted(http.model_fields_set.intersection(other)):
         way = "urls" if http.url else "url"
-        yield Fault(("http", name), f"`{name}` is only valid with `{way}`", f"Remove it, or use `{way}:`")
+        yield Fault(("http", name), f"`{name}` is only valid with `{way}`", f"Remove `{name}`, or use `{way}:`")
     if http.method.upper() not in METHODS:
         yield Fault(("http", "method"), f"'{http.method}' is not an HTTP method", f"Use one of {', '.join(METHODS)}")
     for number, status in enumerate(http.expect_status):

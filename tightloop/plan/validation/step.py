@@ -256,10 +256,17 @@ def _check_budget(scope: Scope, index: int, step: Step) -> None:
         step_limit, whole = getattr(spender, name, None), getattr(plan, name)
         if step_limit is not None and whole is not None and step_limit > whole:
             message = f"'{step.id}' may spend {name} {step_limit:g}, but the whole plan may spend only {whole:g}"
-            report.error("step-budget", scope.at(index, field, name), message, "Lower it, or raise the plan's budget")
+            report.error(
+                "step-budget",
+                scope.at(index, field, name),
+                message,
+                "Lower the step's budget, or raise the plan's budget",
+            )
     if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
         message = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan may take only {plan.max_wall_s:g} s"
-        report.error("step-budget", scope.at(index, "timebox_s"), message, "Lower it, or raise budget.max_wall_s")
+        report.error(
+            "step-budget", scope.at(index, "timebox_s"), message, "Lower timebox_s, or raise budget.max_wall_s"
+        )
     if step.http and not scope.plan.policy.network:
         message = f"'{step.id}' uses the network, but the policy allows no host"
         hint = "Add `policy: {network: [host]}`"

@@ -76,7 +76,9 @@ class CodeReview(NamedTuple):
             lines.append(f"- {finding.where}: {finding.rule} ({finding.layer}), {who}: {finding.evidence}")
             lines.append(f"  instead: {finding.suggestion}")
         last = "Change the forbidden code" if denied else "Change the code"
-        lines.append(f"{last} and run it again. If a person has to allow something, you can also wait for the answer.")
+        lines.append(
+            f"{last} and run the code again. If a person has to allow something, you can also wait for the answer."
+        )
         return abridge("\n".join(lines), MESSAGE_CHARACTERS)
 
 
