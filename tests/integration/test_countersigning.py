@@ -222,7 +222,7 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
         "changed files that decide a check: the proof says no other file, but the result on this host is tests/" in out
     )
     assert "tests_changed: " in out
-    assert "The proof does not mention it" in out
+    assert "The proof does not mention this finding" in out
 
 
 def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> None:

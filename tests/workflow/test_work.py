@@ -102,7 +102,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
         await client.cancel(episode_id)
         await client.result(episode_id)
         lines = [entry.text for entry in await client.timeline(episode_id)]
-    assert "will pause when this work ends: check: touch half-done" in said.output
+    assert "will pause when the running work ends: check: touch half-done" in said.output
     assert f"tightloop answer {episode_id} end" in said.output
     assert heard == "the planner will read the message", "words neither end the check nor take the pause back"
     assert meanwhile.status == "running"

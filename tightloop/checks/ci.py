@@ -34,7 +34,7 @@ def github_checks(project: Project) -> Iterator[FoundCheck]:
     fits = any(not other and not check.not_used and check.kind is CheckKind.TESTS for other, check in found)
     for other, check in found:
         is_foreign = fits and other and check.kind is CheckKind.TESTS
-        yield check.evolve(not_used=check.not_used or f"it is for {other}") if is_foreign else check
+        yield check.evolve(not_used=check.not_used or f"it only applies to {other}") if is_foreign else check
 
 
 def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:

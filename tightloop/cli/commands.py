@@ -162,7 +162,7 @@ COMMANDS = (
         _GATE,
         Field(
             "option",
-            Option(help="Option to choose, if the gate defines its own options. List them with: tightloop status ID"),
+            Option(help="Option to choose if the gate defines its own options. List them with: tightloop status ID"),
         ),
         Field("role", Option(help="Fail if the gate does not require this role.")),
         _RATIONALE,
@@ -297,7 +297,7 @@ COMMANDS = (
         Command(
             "host adopt",
             "host.commands:adopt_state",
-            "Continue the open work of a host whose state home is now on this host.",
+            "Continue the open work of another host after its state home was moved to this host.",
         ),
     ),
     Group(
@@ -316,7 +316,8 @@ COMMANDS = (
         Command(
             "deploy ramp",
             "host.commands:ramp",
-            "Start only a share of new workflows on this installation's build, after the same checks.",
+            "Start only a share of new workflows on this installation's build, after the same checks as `deploy "
+            "promote`.",
         ),
     ),
     Group(
@@ -429,7 +430,7 @@ COMMANDS = (
         Command(
             "memory export", "host.memory:export", "Export everything about a project as JSON, one entry per line."
         ),
-        Command("memory stats", "host.memory:stats", "Show how many entries there are and how often they helped."),
+        Command("memory stats", "host.memory:stats", "Show the number of entries and how often they helped."),
     ),
     Group(
         "hooks",

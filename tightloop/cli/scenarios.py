@@ -29,7 +29,7 @@ def new(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="New folder, outside all workspaces.")],
 ) -> None:
     write_template(folder)
-    show(f"wrote {folder}. Edit {folder / FILE}, then try it: tightloop scenarios check {folder}")
+    show(f"wrote {folder}. Edit {folder / FILE}, then try the scenarios: tightloop scenarios check {folder}")
 
 
 def pack(

@@ -228,7 +228,7 @@ Planner = Annotated[str | None, Option(help="Planner: auto, openai or heuristic.
 Executor = Annotated[str | None, Option(help="Executor that does the work. List executors with: tightloop doctor")]
 Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is unavailable. Repeatable.")]
 Model = Annotated[str | None, Option(help="Model for the executor.")]
-Mode = Annotated[AgentMode | None, Option(help="Access to this host that the agent gets. Default: workspace.")]
+Mode = Annotated[AgentMode | None, Option(help="Access of the agent to this host. Default: workspace.")]
 Permissions = Annotated[Verdict | None, Option(help="How to answer the agent's permission requests. Default: allow.")]
 WhenCrashed = Annotated[
     OnCrash | None, Option(help="What to do if the worker dies during a delivery. Default: retry if that is safe.")
@@ -278,8 +278,8 @@ Setup = Annotated[
     str | None,
     Option(
         metavar="COMMAND",
-        help='Command that installs the project\'s packages, such as "npm ci". It runs again only after the lock files '
-        "change. Default: ask if packages are missing.",
+        help='Command that installs the project\'s packages, such as "npm ci". The command runs again only after '
+        "the lock files change. Default: ask if packages are missing.",
     ),
 ]
 Result = Annotated[
@@ -296,7 +296,9 @@ Replace = Annotated[
         "--replace", help="Restart the closed episode with the id given by --id. Its checkpoints and timeline are kept."
     ),
 ]
-RequestFile = Annotated[Path | None, Option(help="Request file in YAML or JSON. Options override it.")]
+RequestFile = Annotated[
+    Path | None, Option(help="Request file in YAML or JSON. Options override the values in the file.")
+]
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
 OPENING_SECONDS = 3.0

@@ -156,7 +156,7 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
     if running is None:
         return f"{key} will pause at its next safe point. Continue with: tightloop resume {key}"
     end = f"\nEnd the work now: tightloop answer {key} end" if running.ends_early else ""
-    return f"{key} will pause when this work ends: {running.describe(datetime.now(UTC))}{end}"
+    return f"{key} will pause when the running work ends: {running.describe(datetime.now(UTC))}{end}"
 
 
 async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:

@@ -78,7 +78,7 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
     if not settings.temporal.loopback:
         raise SettingsError(
             f"the key file {path} is missing. The workers and clients of {settings.temporal.address} must share one "
-            "key file. Copy it from a host that has it, or create the first one: tightloop keys new. If the "
+            "key file. Copy the file from a host that has one, or create the first one: tightloop keys new. If the "
             "cluster authenticates its users, set temporal.authenticate: false"
         )
     # Two processes may start at once; the first one's keys win.
@@ -110,8 +110,8 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
         text = os.environ.get(privacy.keys_env, "")
         if not text:
             raise SettingsError(
-                f"{_format_reason(privacy)}the variable {privacy.keys_env} named by privacy.keys_env is empty. "
-                f"Set it to the contents of a key file. {_MAKE_ONE}"
+                f"{_format_reason(privacy)}the variable {privacy.keys_env} named by privacy.keys_env is empty. Set the "
+                f"variable to the contents of a key file. {_MAKE_ONE}"
             )
         return _parse_ring(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)

@@ -98,7 +98,7 @@ def read_scenarios(path: Path) -> ScenarioBundle:
     if not isinstance(document, dict):
         raise InvalidRequestError(f"{file} has no list of scenarios. Write an example: tightloop scenarios new FOLDER")
     for name in document.keys() - {"scenarios"}:
-        raise InvalidRequestError(f"{file}: unknown field {name!r}. It may only contain the list `scenarios`")
+        raise InvalidRequestError(f"{file}: unknown field {name!r}. The file may only contain the list `scenarios`")
     try:
         return ScenarioBundle.model_validate({**document, "files": files, "salt": secrets.token_hex(16)})
     except ValidationError as error:
@@ -182,7 +182,7 @@ class ScenarioStore:
         if sealed is None:
             raise InvalidRequestError(
                 f"{what} are not on this host. Copy the scenario folder or the encrypted bundle to this host, and then "
-                "run here: tightloop scenarios pack PATH"
+                "store it with: tightloop scenarios pack PATH"
             )
         bundle = self._open(sealed, what)
         if bundle.commitment.evolve(changes=commitment.changes, withdrawn=commitment.withdrawn) != commitment:

@@ -53,7 +53,7 @@ class Backlog:
         names = {Urgency.PERSON_WAITS: "that a person waits for", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{format_count(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
-        return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
+        return f"{waiting}, in this order: {', '.join(kinds)}" if kinds else waiting
 
 
 async def backlog_of(calls: Calls, queue: str) -> Backlog:

@@ -298,7 +298,7 @@ class Database:
             return WorkspaceError(
                 f"the {self._migrations.name} {self} is damaged: {reason}. {self._migrations.when_damaged}"
             )
-        return ServiceUnavailableError(f"the database {self} is not responding; trying again: {reason}")
+        return ServiceUnavailableError(f"the database {self} is not responding ({reason}). Trying again")
 
 
 def lock_writers(connection: Connection) -> None:

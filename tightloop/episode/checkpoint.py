@@ -237,8 +237,8 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     """
     if not epoch:
         raise InvalidRequestError(
-            "move: this episode's checkpoints exist only on its host. To make episodes movable, set remote.bucket "
-            "in the workers' settings before they start"
+            "move: this episode's checkpoints exist only on its host. To make episodes movable, set remote.bucket in "
+            "the workers' settings before the episodes start"
         )
     if target.to == home and not waits:
         raise InvalidRequestError(f"move: the episode is already on {home!r} and is not paused")

@@ -75,7 +75,7 @@ class AgentSSettings(Section):
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
         if self.python and not self.model:
-            raise ValueError("model is missing. Set it to the grounding model that finds the chat box")
+            raise ValueError("model is missing. Set model to the grounding model that finds the chat box")
         return self
 
 

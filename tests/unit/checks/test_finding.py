@@ -258,7 +258,7 @@ def test_tests_of_a_job_for_another_interpreter_count_only_if_there_are_no_other
     types = job.format("m", "3.14", "mypy .")
     checks = found({CI: f"on: push\njobs:\n{speed}{tests}{types}"})
     assert {check.run: check.not_used for check in checks} == {
-        "pytest speed": "it is for Python 3.14", "pytest": "", "mypy .": ""
+        "pytest speed": "it only applies to Python 3.14", "pytest": "", "mypy .": ""
     }  # fmt: skip
     assert [check.not_used for check in found({CI: f"on: push\njobs:\n{speed}"})] == [""]
 

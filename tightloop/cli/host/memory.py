@@ -227,7 +227,7 @@ def _details_lines(details: Details) -> list[str]:
     lines = [f"{entry.kind.value} {plain(entry.id)}", f"  {plain(entry.text)}"]
     if entry.kind is not Kind.FACT:
         vector = f"{details.embedder}, {details.dimension} dimensions" if details.embedder else "none"
-        lines += [f"  seen {format_count(entry.times, 'time')}; {entry.evidence}", f"  vector: {plain(vector)}"]
+        lines += [f"  seen {format_count(entry.times, 'time')}, {entry.evidence}", f"  vector: {plain(vector)}"]
     lines += [f"  check: {plain(details.check)}"] if details.check else []
     lines += ["", plain(details.context)] if details.context else []
     if pattern is not None:

@@ -94,7 +94,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
     claimed_rules = {finding.rule for finding in old.findings}
     for finding in new.findings:
         if finding.rule not in claimed_rules and not finding.asked_by:
-            yield Point(False, f"{finding.rule.value}: {finding.text}. The proof does not mention it")
+            yield Point(False, f"{finding.rule.value}: {finding.text}. The proof does not mention this finding")
     if old.seen_to_fail and not new.seen_to_fail and not (new.scenarios and new.scenarios.failed_before):
         yield Point(
             False, "the proof claims that a check failed before the work, but all checks pass on the initial files"
@@ -177,7 +177,9 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
         raise InvalidRequestError(f"proof.countersigning_key is {path!r}, which is not a file")
     for folder in visible:
         if file.resolve().is_relative_to(folder.resolve()):
-            raise InvalidRequestError(f"proof.countersigning_key {file} is in {folder}, which checks can read. Move it")
+            raise InvalidRequestError(
+                f"proof.countersigning_key {file} is in {folder}, which checks can read. Move the key"
+            )
     return SigningKey(file)
 
 

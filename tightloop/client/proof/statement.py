@@ -290,7 +290,7 @@ def read_statement(content: bytes) -> Statement:
 def _contradictions(statement: Statement) -> Iterator[str]:
     predicate, details = statement.predicate, statement.predicate.tightloop
     if not details.runs or not details.runs[0].checks or details.runs[0].tests is not TestsFrom.DELIVERED:
-        yield "it contains no run of the definition of done on the delivered tree"
+        yield "the proof contains no run of the definition of done on the delivered tree"
         return
     digests = [
         descriptor.digest.get("sha256")

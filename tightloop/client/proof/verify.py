@@ -121,7 +121,9 @@ class Repository:
         asked = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         commit = self._git(*asked, git_dir=self.root / ".git").stdout.decode("ascii", "replace").strip()
         if not commit:
-            raise InvalidRequestError(f"--base {name} is not a branch or commit of {self.root}. Fetch it")
+            raise InvalidRequestError(
+                f"--base {name} is not a branch or commit of {self.root}. Fetch the branch or commit"
+            )
         lines = self._must("rev-list", "--format=%T", commit).decode("ascii", "replace").splitlines()
         return frozenset(line for line in lines if not line.startswith("commit "))
 
@@ -423,7 +425,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         case Result.WARNED, ProofVerdict.NOT_PROVEN:
             reasons = ", ".join(details.doubts) or "the proof gives no reason"
             hint = "" if rules.accepted else ". To accept such a proof, add --accepted"
-            verification.add(rules.accepted, f"the definition of done passed, but that proves nothing: {reasons}{hint}")
+            verification.add(rules.accepted, f"the definition of done passed, but this proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
             hint = "" if rules.accepted else ". To accept such a proof, add --accepted"

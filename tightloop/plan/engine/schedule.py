@@ -297,7 +297,7 @@ class Schedule:
             ValueError: the status is neither COMPLETED nor SKIPPED.
         """
         if status not in (StepStatus.COMPLETED, StepStatus.SKIPPED):
-            raise ValueError(f"a step cannot finish as {status.value}; call fail, mark_waiting or retry_later")
+            raise ValueError(f"a step cannot finish as {status.value}. Call fail, mark_waiting or retry_later")
         if status is StepStatus.SKIPPED:
             self._end(number, code.SKIPPED)
             return
