@@ -95,7 +95,7 @@ async def test_failed_task_is_retried_by_a_person_or_given_up_and_nothing_of_the
         result = await result_of(client, plan_id)
     assert states(status.tasks) == ["COMPLETE", "ERROR", "ERROR"]
     assert "give it up" in status.tasks[1].message
-    assert status.tasks[2].message == "it depends on ptask_2, which did not complete"
+    assert status.tasks[2].message == "the task depends on ptask_2, which did not complete"
     assert (result.outcome, result.reason) == (LoopState.FAILED, "not complete: ptask_2, ptask_3")
     assert result.gate_result is not None
     assert result.gate_result.passed

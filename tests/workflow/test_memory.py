@@ -134,7 +134,7 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
     expected = {
         "missing": "is not responding",
         "newer": "was written by a newer version of tightloop. Upgrade this worker",
-        "older": "Upgrade it with: tightloop ledger upgrade",
+        "older": "Upgrade the database with: tightloop ledger upgrade",
     }
     with new_database(server) as address:
         database = postgres_database(address, MEMORY)

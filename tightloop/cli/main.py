@@ -95,7 +95,7 @@ def options(
 
 app = RootGroup(
     "tightloop",
-    "Durable coding-agent loops on Temporal: start an episode or a plan, watch it, steer it.",
+    "Durable coding-agent loops on Temporal: start, watch and steer episodes and plans.",
     "",
     *COMMANDS,
 )

@@ -141,7 +141,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
             # Strings and lists of strings have the same syntax in JSON and TOML.
             lines.append(f"{key} = {json.dumps(value)}")
     new_text = (f"{remaining}\n\n" if remaining else "") + "\n".join(lines) + "\n"
-    by_hand = f"cannot replace the server {SERVER} in {path}. Remove it manually and install again"
+    by_hand = f"cannot replace the server {SERVER} in {path}. Remove the server manually and install again"
     try:
         after = tomllib.loads(new_text)
     except tomllib.TOMLDecodeError:
@@ -162,7 +162,7 @@ def block_with(path: Path, text: str, rules: str) -> str:
     first, last = text.find(BEGIN), text.find(END)
     if (first < 0) != (last < 0) or last < first:
         raise SettingsError(
-            f"{path} contains only one of the markers {BEGIN!r} and {END!r}. Remove it and install again"
+            f"{path} contains only one of the markers {BEGIN!r} and {END!r}. Remove that marker and install again"
         )
     if first < 0:
         return f"{text.rstrip()}\n\n{block}" if text.strip() else block
@@ -308,7 +308,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 RoleOption = Annotated[
     Role, Option(help="Role of the connection. Use agent for coding agents, because this role cannot make decisions.")
 ]
-EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open one.")]
+EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open episode.")]
 
 
 def serve(

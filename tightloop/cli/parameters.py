@@ -182,7 +182,7 @@ _FILES = {
     "zsh": ".zfunc/_tightloop",
     "fish": ".config/fish/completions/tightloop.fish",
 }
-_HINTS = {"zsh": "Add this to ~/.zshrc if it is missing: fpath+=~/.zfunc; autoload -Uz compinit; compinit. "}
+_HINTS = {"zsh": "Add this line to ~/.zshrc if it is missing: fpath+=~/.zfunc; autoload -Uz compinit; compinit. "}
 
 
 def completion_script(command: click.Command, shell: str = "") -> str:

@@ -59,7 +59,9 @@ def read_text(file: str) -> tuple[str, str]:
     try:
         # Before reading, so that a huge file given by mistake is not loaded.
         if path.stat().st_size > TEXT_BYTES:
-            raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
+            raise InvalidRequestError(
+                f"{file} is larger than {TEXT_BYTES} bytes. Split the plan into subplans with `file:`"
+            )
         return file, decode(path.read_bytes(), name=file)
     except OSError as error:
         raise InvalidRequestError(f"cannot read the plan file {file}: {error.strerror}. Check the path") from error

@@ -66,7 +66,7 @@ def proof(
             click.echo(text, nl=False)
         if output is not None:
             _write(output, text)
-            print_note(f"wrote {output}. Verify it: tightloop verify {output}")
+            print_note(f"wrote {output}. Verify the proof: tightloop verify {output}")
         if attach:
             what = {"proof": text, "base": proof_record.base_tree, "tree": proof_record.delivered_tree}
             print_note(take_result(session, {"run": proof_record.episode_id, "workspace": workspace, **what}))

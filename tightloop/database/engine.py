@@ -266,7 +266,7 @@ class Database:
         self._refuse_newer(revision)
         raise WorkspaceError(
             f"the {self._migrations.name} in {self} is at migration {revision}, but this code requires {self.head}. "
-            "Upgrade it with: tightloop ledger upgrade"
+            "Upgrade the database with: tightloop ledger upgrade"
         )
 
     def _refuse_newer(self, revision: str) -> None:

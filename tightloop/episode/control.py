@@ -389,7 +389,8 @@ def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
     if state.phase is EpisodePhase.CLOSED:
         again = json.dumps({"restore": {"checkpoint_id": back}})
         back = (
-            "To go back, reset the workflow to a checkpoint's event, or start it again with the same id, its input and"
+            "To go back, reset the workflow to a checkpoint's event, or start the episode again with the same id, its "
+            "input and"
         )
         return [f"The episode has ended and no longer accepts messages. {back} `{again}`."]
     restore = json.dumps({"checkpoint_id": back, "reason": "why"})

@@ -50,8 +50,8 @@ def given_up(name: str, problems: str, *, returned: int) -> str:
     """Return the sentence to show to a person when no correction has produced a usable message."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
-        f"the {name} is still invalid after {returned} corrections: {lacks}. "
-        "Fix the program that writes it, or resume to ask again",
+        f"the {name} is still invalid after {returned} corrections: {lacks}. Fix the program that writes the {name}, "
+        "or resume to ask again",
         _SENTENCE_CHARACTERS,
     )
 

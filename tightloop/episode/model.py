@@ -241,7 +241,9 @@ class EpisodeRequest(CallerInput):
             raise InvalidRequestError(f"a time limit must be between 0 and {LONGEST_LIMIT_S} s, got {wrong:g} s")
         cost = self.budget.max_cost_usd
         if cost is not None and not math.isfinite(cost):
-            raise InvalidRequestError(f"budget.max_cost_usd must be a finite number, got {cost}. Omit it for no limit")
+            raise InvalidRequestError(
+                f"budget.max_cost_usd must be a finite number, got {cost}. Omit the field for no limit"
+            )
         if spent := self.budget.spent_at_once:
             raise InvalidRequestError(
                 f"budget.{spent} must be above 0, or null (None) for no limit, got {getattr(self.budget, spent)}"

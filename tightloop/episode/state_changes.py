@@ -311,7 +311,7 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:
             problems = "; ".join(map(str, unanswered_findings(state.findings, state.overruled))) or question.title
-            state = with_note(state, f"{answer.by} rejected this; avoid or undo it: {problems}")
+            state = with_note(state, f"{answer.by} rejected the following, so avoid or undo it: {problems}")
             # In this phase they are about the change in the tree; before, about a plan that is dropped.
             if state.phase is EpisodePhase.TRACKING:
                 refused = tuple(finding.evolve(refused=True) for finding in state.findings)

@@ -347,7 +347,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
     A plain `resume` only verifies, because repeating the delivery's effects requires an explicit answer.
     """
-    question_text = f"{crash.cause}: {title}. Deliver it again?"
+    question_text = f"{crash.cause}: {title}. Deliver the plan again?"
     return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
         default=VERIFY
     )
@@ -355,7 +355,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about a hand-off that was not confirmed. A plain `resume` only verifies."""
-    question_text = f"{reason}. Check the chat. Hand over this plan again: {title}?"
+    question_text = f"{reason}. Check the chat. Hand over the plan again: {title}?"
     return executor_question(QuestionKind.CRASH, question_text, f"hand-off: {identity}", _HAND_OFF).evolve(
         default=VERIFY
     )

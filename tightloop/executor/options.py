@@ -109,7 +109,7 @@ class CommandOptions(Document):
         if missing:
             raise ExecutorError(
                 f"the command executor's environment option lists {missing[0]}, which is not set in the worker's "
-                "environment. Set it and restart the worker"
+                "environment. Set the variable and restart the worker"
             )
         return {name: environ[name] for name in self.environment}
 
@@ -198,7 +198,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 def _ignored(choice: ExecutorChoice) -> str:
     """Return the problem with a field that one of the executors would ignore, or ""."""
     if choice.model and choice.name in _NO_MODEL:
-        return f"the executor {choice.name} cannot select a model, so it would ignore {choice.model!r}. Omit it"
+        return f"the executor {choice.name} cannot select a model, so it would ignore {choice.model!r}. Omit the model"
     defaults = ExecutorChoice.model_construct()
     for name in (choice.name, *choice.fallback):
         for field in ("mode", "permissions", "max_model_calls", "max_events"):

@@ -236,4 +236,4 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise SettingsError(f"the settings file {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"the settings file {path} is not UTF-8 text. Save it as UTF-8") from None
+        raise SettingsError(f"the settings file {path} is not UTF-8 text. Save the file as UTF-8") from None

@@ -89,7 +89,7 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
         case CheckStatus.TIMED_OUT:
             why = "timed out"
         case CheckStatus.NOT_FOUND:
-            why = "its program is not installed, or the sandbox hides it"
+            why = "the program of the check is not installed, or the sandbox hides the program"
         case _:
             why = f"exit code {result.exit_code}"
     tail = clip(" ".join(result.tail.split()), MESSAGE_CHARACTERS // 2)

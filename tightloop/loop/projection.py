@@ -20,7 +20,7 @@ from tightloop.plan.child import StepStatus, child_id
 from tightloop.plan.request import PlanStatus, StepLine
 from tightloop.value import abridge, format_count
 
-NO_GATES = "no gates found for this project. Add them in the settings under gates.checks"
+NO_GATES = "no gates found for this project. Add gates in the settings under gates.checks"
 NAMES_SHOWN = 5
 _CLOSED = {
     "completed": LoopState.VERIFIED,
@@ -130,7 +130,7 @@ def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) 
             ),
             "",
         )
-        return f"it depends on {cause}, which did not complete" if cause else why
+        return f"the task depends on {cause}, which did not complete" if cause else why
     resolver = next((other.task_id for other in facts.tasks if other.conflict_of == task.task_id), "")
     if not resolver:
         return why

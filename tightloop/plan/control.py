@@ -80,8 +80,8 @@ def read_replan(value: Any) -> ReplanCommand:
     # Refused here with advice; Temporal would only reject the message.
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"replan: the plan must be at most {SOURCE_BYTES} bytes, got {size}. "
-            "Shorten it, or start a new plan from a file"
+            f"replan: the plan must be at most {SOURCE_BYTES} bytes, got {size}. Shorten the plan, or start a new plan "
+            "from a file"
         )
     return command.evolve(
         rationale=shorten(command.rationale.strip(), TEXT_CHARACTERS),

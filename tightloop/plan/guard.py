@@ -417,7 +417,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     """Return one sentence for each gate that a model's revision changes or bypasses."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     problems = [
-        f"step '{gate.id}' is a gate that a person defined: leave it unchanged"
+        f"step '{gate.id}' is a gate that a person defined: leave the gate unchanged"
         for gate in gates
         if steps.get(gate.id) != gate
     ]

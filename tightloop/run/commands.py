@@ -81,8 +81,8 @@ def read_text(value: Any) -> Remark:
     text = remark.text.strip()
     if len(text) > TEXT_CHARACTERS:
         raise InvalidRequestError(
-            f"the message is {len(text)} characters long, but the limit is {TEXT_CHARACTERS}. Put it in a workspace "
-            "file and refer to that file"
+            f"the message is {len(text)} characters long, but the limit is {TEXT_CHARACTERS}. Put the text in a "
+            "workspace file and refer to that file"
         )
     return Remark(text=text, by=shorten(remark.by, 80), resumes=remark.resumes)
 

@@ -61,7 +61,7 @@ def find_excess(patterns: Sequence[str]) -> str:
         return ""
     return (
         f"the pattern {longest[:40]!r}... has {len(longest)} characters, but the maximum is {PATTERN_CHARACTERS}. "
-        "Shorten it, or write several patterns"
+        "Shorten the pattern, or write several patterns"
     )
 
 

@@ -27,7 +27,7 @@ from tightloop.value.scrub import scrub
 _NOT_RUN = {
     Outcome.SKIPPED: "The test is skipped ({text}). Only tests that run count.",
     Outcome.XFAIL: "The test is marked as expected to fail. A test of the change must pass on the changed code.",
-    Outcome.TIMEOUT: "The test takes longer than {limit:g} s. Make it smaller.",
+    Outcome.TIMEOUT: "The test takes longer than {limit:g} s. Make the test smaller.",
     Outcome.CRASHED: "The test ends Python before it finishes.",
     Outcome.FAILED: "The test fails on the tree with the change: {text}. Correct the test or the code.",
 }
@@ -119,7 +119,7 @@ class _Test:
         if self._reading.refused:
             return self._reading.refused
         if not self._runs:
-            return "There was no time to run the test. Make it smaller, or run fewer tests at once."
+            return "There was no time to run the test. Make the test smaller, or run fewer tests at once."
         runs = [run for test_runs in self._runs.values() for run in test_runs]
         skips = [run for run in runs if run.outcome is Outcome.SKIPPED]
         bad = [run for run in runs if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]

@@ -218,7 +218,7 @@ def test_failed_task_and_those_behind_it_say_why() -> None:
     project.fail("ptask_1", "the tests fail")
     first, second, third = project.status().tasks
     assert (first.state, first.message) == (TaskState.ERROR, "the tests fail")
-    assert (second.state, second.message) == (TaskState.ERROR, "it depends on ptask_1, which did not complete")
+    assert (second.state, second.message) == (TaskState.ERROR, "the task depends on ptask_1, which did not complete")
     assert third.state is TaskState.RUNNING
 
 

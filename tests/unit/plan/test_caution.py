@@ -120,7 +120,7 @@ def test_gate_may_neither_go_nor_be_gone_round() -> None:
         in find_gate_bypasses(plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship")), old)[0]
     )
     weaker = plan({"id": "ok", "gate": {}}, *({"id": "mid", "needs": ["ok"]}, shell("ship", "x", needs=["mid"])))
-    assert find_gate_bypasses(weaker, old) == ("step 'ok' is a gate that a person defined: leave it unchanged",)
+    assert find_gate_bypasses(weaker, old) == ("step 'ok' is a gate that a person defined: leave the gate unchanged",)
 
 
 def test_revision_of_a_persons_plan_by_a_model_is_bounded_in_what_it_deletes() -> None:

@@ -249,7 +249,7 @@ steps:
         ),
         (
             "id: p\nsteps:\n- {id: a, title: 5}\n",
-            "p.yaml:3:18: 'title' must be a string, not 5 in step 'a'. Put it in quotes: \"5\".",
+            "p.yaml:3:18: 'title' must be a string, not 5 in step 'a'. Put the value in quotes: \"5\".",
         ),
         ("id: p\nsteps:\n- {id: a, rnu: make}\n", "unknown field 'rnu' in step 'a'. Did you mean 'run'?"),
         ("id: p\nsteps:\n- {id: a, env: {A: b}}\n", "Write `shell: {run: ..., environment: {NAME: value}}`."),
@@ -302,7 +302,7 @@ steps:
             "p.yaml:3:3: 'on sucess' is not a valid step outcome. Did you mean 'success'?",
         ),
         ("task a\nrun: make\n", "p.yaml:2:1: expected a header, got: run: make. Indent the line"),
-        ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Move it to the top."),
+        ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Move the header to the top."),
         (
             "plan p\n\ntask a kind:tool\n  needs: b\n  kind: model\n",
             "p.yaml:5:3: duplicate field 'kind' (first on line 3). Remove one.",

@@ -330,7 +330,7 @@ class MemoryStore:
         """
         clean = clean_fact(fact)
         if not clean.key or not clean.text.strip():
-            raise InvalidRequestError(f"the fact {fact.key[:60]} has no key or no text. Provide both")
+            raise InvalidRequestError(f"the fact {fact.key[:60]} has no key or no text. Provide both a key and a text")
         with self._writing(project) as (connection, name):
             drop_rows(connection, name, Kind.FACT, [clean.key])
             row = {**clean.model_dump(), "project": name, "at": clean.at or datetime.now(UTC)}

@@ -572,7 +572,7 @@ def not_held(
         for run in unknown
     ]
     flaky = dict.fromkeys(name for measured_run in measured for name in measured_run.flaky)
-    lines += [f"{shorten(name, 100)}: flaky, it failed and passed when it was repeated" for name in flaky]
+    lines += [f"{shorten(name, 100)}: flaky (failed once, and passed when repeated)" for name in flaky]
     silent = dict.fromkeys(check.run for check in runs if not check.reports)
     lines += [f"{shorten(run, 100)}: only its exit status is known" for run in silent]
     if any(report.checker != "node" for check in runs for report in check.reports):

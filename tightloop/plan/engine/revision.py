@@ -161,8 +161,8 @@ def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collec
     templates = {name: name.removesuffix("*") for name in (*diff.redone, *diff.removed) if name.endswith("*")}
     fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
     refused = [
-        f"step {name!r} is {'running' if name in busy else 'completed'} and cannot be changed. "
-        "Leave it unchanged, or use a different id for the new work"
+        f"step {name!r} is {'running' if name in busy else 'completed'} and cannot be changed. Leave the step "
+        "unchanged, or use a different id for the new work"
         for name in diff.redone
         if name in fixed_names
     ]

@@ -294,7 +294,7 @@ def _sentence(detail: ErrorDetails, path: Path, tree: Any) -> tuple[str, str]:
 def _of_type(detail: ErrorDetails, name: str, value_text: str, last: str) -> tuple[str, str]:
     kind, value = detail["type"], detail["input"]
     if kind == "string_type" and isinstance(value, bool | int | float):
-        return f"{name} must be a string, not {value_text}", f'Put it in quotes: "{value_text}"'
+        return f"{name} must be a string, not {value_text}", f'Put the value in quotes: "{value_text}"'
     if kind in ("tuple_type", "list_type"):
         are_steps = last == "steps" and isinstance(value, dict)
         fix = "Start each step with `- id: NAME`" if are_steps else f"Write `{last or name}: [...]`"

@@ -232,7 +232,9 @@ def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
         elif plan:
             raise TextError("duplicate `plan` header", Position(block.line, 1), "Write only one plan per file")
         elif steps:
-            raise TextError("the `plan` header comes after a task", Position(block.line, 1), "Move it to the top")
+            raise TextError(
+                "the `plan` header comes after a task", Position(block.line, 1), "Move the header to the top"
+            )
         else:
             plan = fields
     for step in steps:
@@ -465,7 +467,9 @@ def _tree(text: str, slips: list[TextError]) -> Map:
     text = text.removeprefix("\ufeff")
     # Characters first: a text has at least as many bytes, and encoding a huge one only to measure it takes memory.
     if len(text) > TEXT_BYTES or _size(text) > TEXT_BYTES:
-        raise TextError(f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split it into subplans with `file:`")
+        raise TextError(
+            f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split the plan into subplans with `file:`"
+        )
     if text.lstrip().startswith("{"):
         tree = parse_json(text, slips=slips)
     elif is_dsl(text):

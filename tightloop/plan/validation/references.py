@@ -439,7 +439,7 @@ def _check_scopes(policy: Policy, report: Report) -> None:
     for number, pattern in enumerate(policy.write):
         if pattern in policy.protect:
             message = f"'{pattern}' is also in policy.protect, which takes precedence, so no step may change it"
-            report.error("scope", ("policy", "write", number), message, "Remove it from one of the two lists")
+            report.error("scope", ("policy", "write", number), message, "Remove the pattern from one of the two lists")
 
 
 def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
