@@ -107,7 +107,7 @@ def test_completed_and_running_steps_cannot_be_changed_and_running_ones_not_be_l
     found = find_refusals(diff_plans(old, new), fixed=("done", "busy", "old"), running=("busy",))
 
     assert found == (
-        "step 'done' is completed and cannot be changed. Leave the step unchanged, or use a different id for the new work",
+        "step 'done' is completed and cannot be changed. Leave the step unchanged, or use another id for the new work",
         "step 'busy' is running and cannot be removed. Cancel the plan, or wait until the step ends",
     )
 

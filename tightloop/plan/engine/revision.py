@@ -162,7 +162,7 @@ def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collec
     fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
     refused = [
         f"step {name!r} is {'running' if name in busy else 'completed'} and cannot be changed. Leave the step "
-        "unchanged, or use a different id for the new work"
+        "unchanged, or use another id for the new work"
         for name in diff.redone
         if name in fixed_names
     ]
