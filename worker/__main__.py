@@ -209,7 +209,7 @@ def _hooks(what: str) -> str:
         return f"{hooks_file()} would contain:\n{render_hooks()}{hooks_problem() or 'The hooks are installed.'}"
     open_state_home(state_home())
     backup = install(remove=what == "remove")
-    backup_note = f"; the previous content was saved to {backup}" if backup else ""
+    backup_note = f". The previous content was saved to {backup}" if backup else ""
     return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{backup_note}"
 
 
@@ -226,30 +226,30 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
     collect = commands.add_parser("gc", help="free the space that closed episodes use on this host")
     collect.add_argument(
-        "--older-than", type=float, help="minimum days since a workflow ended; default: server.retention_days"
+        "--older-than", type=float, help="minimum days since a workflow ended (default: server.retention_days)"
     )
     collect.add_argument("--dry-run", action="store_true", help="only list what would be freed")
     ledger = commands.add_parser("ledger", help="rebuild the ledger, or upgrade its database")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
     hooks = commands.add_parser("hooks", help="show, install or remove the Cursor hooks that report deliveries")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    commands.add_parser("rerun", help="run commands on a checkout; reads JSON from standard input")
-    commands.add_parser("reproduce", help="make a proof again; reads JSON from standard input")
-    commands.add_parser("take", help="take the result of a run; reads JSON from standard input")
-    commands.add_parser("recall", help="search the memory of a project; reads JSON from standard input")
+    commands.add_parser("rerun", help="run commands on a checkout (reads JSON from standard input)")
+    commands.add_parser("reproduce", help="repeat a proof (reads JSON from standard input)")
+    commands.add_parser("take", help="take the result of a run (reads JSON from standard input)")
+    commands.add_parser("recall", help="search the memory of a project (reads JSON from standard input)")
     commands.add_parser("demo", help="start everything and run one real episode on a sample repository")
     commands.add_parser("describe", help="print what the executors and sandboxes on this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
     again.add_argument("what", nargs="?", default="", help="a history file or the id of an episode")
     again.add_argument(
-        "--query", help="replay the workflows that match this Temporal query; default: all of this installation"
+        "--query", help="replay the workflows that match this Temporal query (default: all of this installation)"
     )
     again.add_argument("--days", type=int, help="only workflows that are open or ended in the last DAYS days")
     again.add_argument("--junit", type=Path, help="write a JUnit report to this file")
     deploy = commands.add_parser("deploy", help="list worker builds, or choose which build gets new workflows")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))
     deploy.add_argument("--unversioned", action="store_true", help="promote workers without a version")
-    deploy.add_argument("--percent", type=float, default=0.0, help="percentage of new workflows; 0 ends a ramp")
+    deploy.add_argument("--percent", type=float, default=0.0, help="percentage of new workflows (0 ends a ramp)")
     deploy.add_argument(
         "--days", type=int, default=7, help="replay workflows that are open or ended in the last DAYS days"
     )

@@ -177,7 +177,7 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
                 f"{path} turns on privacy.encrypt, but a source with higher precedence turns it off. "
                 "Check the environment variable TIGHTLOOP_PRIVACY__ENCRYPT"
             )
-        print(f"Turned on privacy.encrypt in {path}. From now on, logs contain no content")
+        print(f"Turned on privacy.encrypt in {path}. From now on, logs contain no content of messages")
     path = key_file(settings.privacy)
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()
@@ -193,7 +193,9 @@ def _write_into(path: Path) -> None:
         # Compare the parsed results: documents in braces or with `encrypt: false` cannot take another line.
         document = _document(before)
         if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
-            raise SettingsError(f"cannot add privacy.encrypt to {path}. Set it to true in that file by hand")
+            raise SettingsError(
+                f"cannot add privacy.encrypt to {path}. Set privacy.encrypt to true in the file by hand"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -364,9 +364,9 @@ class Deployment:
         if missing:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
-                f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on "
-                f"{queues_text}, so new workflows would wait there. Start such workers alongside the existing "
-                "ones, then try again"
+                f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on {queues_text}, "
+                "so new workflows would have to wait. Start such workers alongside the existing workers, then try "
+                "again"
             )
 
     async def need_fitting_histories(self, days: int) -> str:
@@ -483,10 +483,13 @@ async def status(client: Client, settings: Settings) -> str:
 def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
     if deployment.build_id:
         note = "" if any(build.build_id == deployment.build_id for build in builds) else ", which has no workers yet"
-        return f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}"
-    line = f"deployment {deployment.name}; the workers of this installation have no version (worker.deployment)"
+        return f"deployment {deployment.name}, this installation is build {deployment.build_id}{note}"
+    line = f"deployment {deployment.name}, the workers of this installation have no version (worker.deployment)"
     if any(build.state == "current" and build.build_id != UNVERSIONED for build in builds):
-        line += "\nNew workflows do not start on them. To change that: tightloop deploy promote --unversioned"
+        line += (
+            "\nNew workflows do not start on these workers. To start new workflows on them: tightloop deploy "
+            "promote --unversioned"
+        )
     return line
 
 
@@ -546,5 +549,5 @@ async def _drain(deployment: Deployment) -> str:
 
 
 def _describe_open_work(build: Build) -> str:
-    orphaned = "" if build.workers else ", which has no live workers: they wait until one starts"
+    orphaned = "" if build.workers else ", which has no live workers. The workflows wait until a worker starts"
     return f"{format_count(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"

@@ -215,7 +215,7 @@ def _checkpoint_text(captured: _CapturedInstance | None) -> str:
     if last is None:
         return ""
     reset = f", event {last.event_id} of run {last.run_id}" if last.event_id else ""
-    return f"{last.id}, the last checkpoint before it (iteration {last.iteration}{reset})"
+    return f"{last.id}, the last checkpoint before this event (iteration {last.iteration}{reset})"
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:

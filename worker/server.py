@@ -182,10 +182,10 @@ def page_line(settings: Settings, *, private: bool) -> str:
     page = settings.gateway.page(settings.temporal)
     if not private:
         return f"Page: {page}   (sign in: tightloop open)"
-    return f"Page: {page_link(settings)}   (single-use link, valid for a minute; new link: tightloop open)"
+    return f"Page: {page_link(settings)}   (single-use link, valid for a minute, new link: tightloop open)"
 
 
-_EMBEDDED = "Run it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
+_EMBEDDED = "Run the command without Temporal's configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
@@ -239,8 +239,8 @@ def loopback_of(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
         raise ServiceUnavailableError(
-            f"cannot reach Temporal at {address}, and `up` can only start a server on this machine. "
-            "Start the server there, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
+            f"cannot reach Temporal at {address}, and `up` can only start a server on this machine. Start the "
+            "server on its own host, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
         )
     return "127.0.0.1", int(port)
 
@@ -452,8 +452,8 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
             await asyncio.sleep(0.1)
         if process.returncode is not None:
             raise ServiceUnavailableError(
-                f"another server started at {settings.temporal.address} at the same time. Run the command again to use "
-                "it"
+                f"another server started at {settings.temporal.address} at the same time. Run the command again to "
+                "use that server"
             )
     except BaseException:
         await end(process)

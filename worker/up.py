@@ -125,9 +125,10 @@ async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
             names = ", ".join(str(path.relative_to(root)) for path in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
-                "the code of this worker has changed since it started: %s%s. Until you restart it, the worker runs the "
-                "old code and may fail to answer requests about closed episodes. First check that the new code is "
-                "compatible with the open episodes: tightloop replay ID. Then restart the worker: tightloop up",
+                "the code of this worker has changed since the worker started: %s%s. Until you restart the worker, "
+                "it runs the old code and may fail to answer requests about closed episodes. First check that the "
+                "new code is compatible with the open episodes: tightloop replay ID. Then restart the worker: "
+                "tightloop up",
                 names,
                 more,
             )
@@ -239,7 +240,7 @@ def greeting(settings: Settings, folder: Path) -> str:
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
         # Others may read a log, and a link signs in anyone who has it.
-        hint = "   (single-use link; new link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
+        hint = "   (single-use link, new link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
         ui = signed_in(settings, ui) if sys.stdout.isatty() else ui
     lines = [
         f"tightloop is up.  Histories: {folder / 'temporal.db'}",
@@ -253,11 +254,11 @@ def greeting(settings: Settings, folder: Path) -> str:
             'Temporal CLI: run eval "$(tightloop env)" to read payloads and send messages that the workers accept',
         )
         privacy, current = settings.privacy, ring_of(settings).current
-        where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
+        where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)} (keep a copy)"
         lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
     noted = owner_in(folder)
     if noted is not None and noted.owner.pid != os.getpid():
-        more = f"It was already running. The server belongs to process {noted.owner.pid} and stops with it. "
+        more = f"The server was already running. It belongs to process {noted.owner.pid} and stops with it. "
         lines.insert(1, f"{more}This process is an additional worker")
     return "\n".join(lines)
 
@@ -274,7 +275,10 @@ def _format_foreign_greeting(settings: Settings, page: list[str]) -> str:
         other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100} "
         other += f"TIGHTLOOP_TEMPORAL__UI_URL=http://{host}:{at.ui_port + 100}"
         lines.append(f"To run a separate server, stop this process and use other ports: {other} tightloop up")
-        lines.append("Clients need the same address. To set it for both, use temporal.address in the settings file")
+        lines.append(
+            "Clients need the same address. To set the address for workers and clients, use temporal.address in "
+            "the settings file"
+        )
     return "\n".join([*lines, *page, _NEXT])
 
 
@@ -327,8 +331,8 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
     if not problem:
         return settings
     print(
-        "No sandbox works here, so the sample runs without one (your own episodes would be rejected): "
-        f"{shorten(problem, 160)}"
+        "No sandbox works on this host, so the sample runs without a sandbox (your own episodes would be "
+        f"rejected): {shorten(problem, 160)}"
     )
     return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 

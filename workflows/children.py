@@ -138,12 +138,12 @@ async def _run(
             # The id is predictable, so anyone may have started a workflow under it: never cancel that one.
             if not await _is_own_child(identity, start.workspace):
                 raise ActivityFailedError(
-                    f"the id {identity} belongs to an open workflow that this workflow did not start. Wait "
-                    "until that workflow ends, or cancel it, then retry"
+                    f"the id {identity} already belongs to an open workflow that this workflow did not start. Wait "
+                    "for the open workflow to end or cancel it, then retry"
                 ) from None
             # A reset does not apply the parent close policy: a child of the discarded run still has this id.
             await workflow.get_external_workflow_handle(identity).cancel()
-            await workflow.sleep(ORPHAN_WAIT, summary=f"wait for {identity}, which a discarded run started, to end")
+            await workflow.sleep(ORPHAN_WAIT, summary=f"wait for {identity} to end, because a discarded run started it")
         except ChildWorkflowError as error:
             task = asyncio.current_task()
             # Only if this task is being cancelled: a child that was cancelled on its own has failed.
@@ -152,8 +152,8 @@ async def _run(
             cause = error.cause
             raise cause if isinstance(cause, ApplicationError) else ApplicationError(str(cause or error)) from error
     raise ActivityFailedError(
-        f"{identity}, which a discarded run started, is still open. Terminate it, then resume: temporal "
-        f"workflow terminate --workflow-id {identity}"
+        f"the workflow {identity}, started by a discarded run, is still open. Resume after you have terminated the "
+        f"workflow: temporal workflow terminate --workflow-id {identity}"
     )
 
 

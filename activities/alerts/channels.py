@@ -75,7 +75,9 @@ class Desktop:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
             return f"{self._name()} is not installed on the worker's host{advice}"
         if not mac and not any(self.environ.get(name) for name in SESSION[:3]):
-            return f"the worker is running outside a desktop session: none of {', '.join(SESSION[:3])} is set"
+            return (
+                f"the worker is not running in a desktop session: none of the variables {', '.join(SESSION[:3])} is set"
+            )
         return ""
 
     async def deliver(self, notice: Notice) -> None:
@@ -212,12 +214,12 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"it returned {status}, a redirect that is not followed. Set the final URL", retryable=False
+            f"the receiver returned {status}, a redirect that is not followed. Set the final URL", retryable=False
         )
     # Other client errors are about this request, and a repetition would get the same answer.
     again = status in RETRY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     raise NotDeliveredError(
-        f"it returned {status}", retryable=again, retry_delay=_parse_retry_after(response) if again else None
+        f"the receiver returned {status}", retryable=again, retry_delay=_parse_retry_after(response) if again else None
     )
 
 
@@ -320,7 +322,7 @@ def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Ch
     # Checked at the start of the worker: without its secret a webhook would send unsigned.
     missing = [variable for variable in (channel.url_env, channel.secret_env) if variable and not environ.get(variable)]
     if missing:
-        reason = f"the environment variable {missing[0]} is not set. Set it and restart the worker"
+        reason = f"the environment variable {missing[0]} is not set. Set the variable and restart the worker"
         logger.warning("cannot use alert channel %s: %s", name, reason)
         return UnusableChannel(name, reason, kinds)
     match channel.type:

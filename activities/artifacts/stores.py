@@ -307,7 +307,7 @@ class LocalArtifactStore:
         except (OSError, StorageFullError) as error:
             if isinstance(error, OSError) and error.errno not in FULL:
                 raise
-            cause = error.strerror if isinstance(error, OSError) else "its index cannot grow"
+            cause = error.strerror if isinstance(error, OSError) else "the index of the store cannot grow"
             raise StorageFullError.of(self._folder, cause, f"storing {len(content)} bytes ({name!r})") from error
 
 

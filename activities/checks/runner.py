@@ -89,7 +89,10 @@ class ProcessCheckRunner:
         output = result.output
         if result.written_bytes > FLOOD * spec.output_bytes:
             # Without the exact size, which varies and would make equal failures look different.
-            note = f"printed more than {FLOOD * spec.output_bytes // 1_000_000} MB; only its start and end were kept"
+            note = (
+                f"printed more than {FLOOD * spec.output_bytes // 1_000_000} MB, so only the start and the end of the "
+                "output were kept"
+            )
             output = f"[tightloop: the check {note}]\n".encode() + output
         if cause := _find_cause(result, root) or (result.scratch and f"wrote to installed packages: {result.scratch}"):
             # At the end, because clipped outputs keep their tail.
@@ -149,10 +152,13 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
         return result.message
     if not result.exit_code:
         return ""
-    where = f"it ran in the sandbox {result.backend}"
+    where = f"the command ran in the sandbox {result.backend}"
     hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
-        return f"{where}. To run a program outside the system folders and PATH, add its path to sandbox.read"
+        return (
+            f"{where}. To run a program outside the system folders and PATH, add the path of the program to "
+            "sandbox.read"
+        )
     if _READ_ONLY in result.output and (folders := mounted_environments(root)):
         why = f" ({result.scratch})" if result.scratch else ""
         return (
@@ -160,7 +166,10 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
             "packages, set workspace.environments to copy"
         )
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
-        return f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs"
+        return (
+            f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs to "
+            "this setting"
+        )
     # The sandbox drops all capabilities, without which file modes apply to root as well.
     if (
         b"Permission denied" in result.output

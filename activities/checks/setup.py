@@ -202,16 +202,16 @@ class SandboxedSetups:
             _raise_if_failed(ran, (*self._settings.setup_hosts, *self._sandbox_settings.network))
             if changed := _changed_files(checkout, tree, entries, before):
                 raise _SetupFailedError(
-                    f"changed tracked files: {', '.join(changed[:NAMED])}. It may only write to package folders, "
-                    "such as node_modules and .venv"
+                    f"changed tracked files: {', '.join(changed[:NAMED])}. A setup command may only write to "
+                    "package folders, such as node_modules and .venv"
                 )
             environments = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
             size_bytes = sum(folder_size(checkout / path) for path in environments)
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
             if free_cache(limit_bytes, needed_bytes=size_bytes)[0] + size_bytes > limit_bytes:
                 raise _SetupFailedError(
-                    f"installed {size_bytes / 1_000_000:.0f} MB, but workspace.cached_environments_mb is "
-                    f"{self._settings.cached_environments_mb}. Raise it in the settings"
+                    f"installed {size_bytes / 1_000_000:.0f} MB, but the limit workspace.cached_environments_mb is "
+                    f"{self._settings.cached_environments_mb} MB. Raise the limit in the settings"
                 )
             for path in environments:
                 (result / "tree" / path).parent.mkdir(parents=True, exist_ok=True)

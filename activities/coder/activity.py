@@ -242,6 +242,7 @@ class CoderActivities:
         delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
             raise ExecutorError(
-                f"delivery {scope.key} not found in the outbox of {workspace}. Was the state folder removed?"
+                f"delivery {scope.key} not found in the outbox of {workspace}. Check whether the state folder was "
+                "removed"
             )
         return get_model(self.stores(workspace), delivery.order, WorkOrder)

@@ -80,7 +80,8 @@ def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[
         path = ".".join(map(str, problem.absolute_path))
         message = shorten(problem.message, SHOWN_CHARACTERS)
         raise ToolError(
-            f"invalid arguments{f' at {path}' if path else ''}: {message}. Correct them and call the tool again"
+            f"invalid arguments{f' at {path}' if path else ''}: {message}. Correct the arguments and call the tool "
+            "again"
         )
     return arguments
 

@@ -35,7 +35,7 @@ class CoderExecutor(DelegatingExecutor):
 
     def effects_outside(self, order: WorkOrder) -> str:
         del order
-        return f"its commands may reach {', '.join(self.open_to)}" if self.open_to else ""
+        return f"the coder's commands may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         del order, control, state_folder

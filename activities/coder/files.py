@@ -41,7 +41,9 @@ def check_placeholders(before: bytes, after: bytes) -> None:
     """
     if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
         placeholder = _PLACEHOLDER.findall(after)[0].decode()
-        raise ToolError(f"{placeholder} stands for text that is hidden from you. Change only the lines around it")
+        raise ToolError(
+            f"{placeholder} stands for text that is hidden from you. Change only the lines around the placeholder"
+        )
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
@@ -61,7 +63,7 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
 """Paths that neither plan steps nor the coder may change."""
 _KINDS = {
-    stat.S_IFLNK: "a symbolic link. Use the path of the file that it points to",
+    stat.S_IFLNK: "a symbolic link. Use the path of the link's target",
     stat.S_IFDIR: "a folder. Use list_files to see its contents",
     stat.S_IFIFO: "a named pipe, not a file",
     stat.S_IFSOCK: "a socket, not a file",
@@ -166,7 +168,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
         _remove(location.folder, temporary)
         # A person or a process in the background may have edited it after the tool read it.
         if digest(read_entry(location)) != digest(change.before):
-            raise ToolError(f"{format_path(change.path)} has changed since you read it. Read it again")
+            raise ToolError(f"{format_path(change.path)} has changed since you read it. Read the file again")
         if change.after is None:
             os.unlink(location.name, dir_fd=location.folder)
         else:
@@ -241,8 +243,8 @@ def _check_file(location: FolderEntry, status: os.stat_result, limit: int) -> No
     if status.st_size > limit:
         size, most = f"{status.st_size:,}", f"{limit:,}"
         raise ToolError(
-            f"{format_path(location.path)} is {size} bytes, but the limit is {most} bytes. Read part of it with "
-            "run_command"
+            f"{format_path(location.path)} is {size} bytes long, but the limit is {most} bytes. Use run_command to "
+            "read part of the file"
         )
 
 

@@ -211,7 +211,8 @@ class ExecutionActivities:
             delivery = self._find_delivery(outbox, request)
             if delivery is None:
                 raise ExecutorError(
-                    f"delivery {request.key} not found in the outbox of {workspace}. Was the state folder removed?"
+                    f"delivery {request.key} not found in the outbox of {workspace}. Check whether the state "
+                    "folder was removed"
                 )
             if delivery.report is not None:
                 return delivery.report
@@ -373,7 +374,7 @@ class ExecutionActivities:
             # Other errors may pass by themselves: Temporal retries the activity.
             if error.errno not in _FORBIDDEN:
                 raise
-            problem = f"cannot use {location}: {error.strerror}. Grant the worker's user access to it"
+            problem = f"cannot use {location}: {error.strerror}. Grant the worker's user access to this path"
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=problem, error_kind=ErrorKind.CONFIG)
 
     def _report(

@@ -55,7 +55,9 @@ class ExecutorRegistry:
                 return self._made[name]
             # An optional dependency must not keep the worker from starting or break the other executors.
             except ImportError as error:
-                return NoExecutor(f"it requires {error.name}, which is not installed. Install tightloop-server")
+                return NoExecutor(
+                    f"the executor requires {error.name}, which is not installed. Install tightloop-server"
+                )
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,9 @@ class CommandExecutor(Executor):
     def effects_outside(self, order: WorkOrder) -> str:
         options = read_options(CommandOptions, order.executor, "command")
         if self.sandbox.name == UNSAFE:
-            return "it runs without a sandbox"
+            return "the command runs without a sandbox"
         open_to = (*self.settings.network, *options.network, *self.settings.write, *options.write)
-        return f"it may reach {', '.join(open_to)}" if open_to else ""
+        return f"the command may reach {', '.join(open_to)}" if open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Run the command from the template or the steps of the plan.
@@ -192,8 +192,8 @@ class CommandExecutor(Executor):
             if limit is None and (hidden := self._hidden_file(spec)):
                 option = f"--executor-option 'read=[\"{hidden.parent}\"]'"
                 why = (
-                    f"the sandbox does not show {hidden}. Start again with {option}, or add the folder to the setting "
-                    "sandbox.read"
+                    f"the command cannot read {hidden} in the sandbox. Start again with {option}, or add the "
+                    "folder to the setting sandbox.read"
                 )
                 outcome = fatal_outcome(f"{why}\n{error}", ErrorKind.CONFIG)
         return outcome.evolve(

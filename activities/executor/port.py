@@ -76,7 +76,7 @@ class Executor(ABC):
         again without asking. Spending model tokens twice does not count as an effect.
         """
         del order
-        return "the executor does not declare its effects there"
+        return "the executor does not declare such effects"
 
     @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

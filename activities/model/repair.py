@@ -167,7 +167,7 @@ class _Reader:
     def _value(self, depth: int, *, in_list: bool) -> Any:
         character = self.text[self.at]
         if depth >= DEPTH:
-            raise Malformed(f"deeper than {DEPTH}")
+            raise Malformed(f"nested more than {DEPTH} levels deep")
         if character == "{":
             self.opened.append(self.at)
             self.at += 1

@@ -170,8 +170,9 @@ class Compensator:
             more = len(undone.conflicts) - CONFLICTS_SHOWN
             return _fail_compensation(
                 request,
-                f"step {record.step!r} cannot be undone: later steps changed the same parts of {paths}"
-                f"{f' and {more} more' if more > 0 else ''}. No files were changed. Undo those steps first",
+                f"step {record.step!r} cannot be undone: later steps changed the same parts of "
+                f"{paths}{f' and {more} more' if more > 0 else ''}. No files were changed. Undo the later steps "
+                "first",
             )
         trees, before = self._ports.trees, request.expected_tree
         drift = replace_files(tree, trees, store, before, undone.tree, undone_step=record.step)

@@ -109,7 +109,7 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"the steps of {work.step.id} are {size} bytes, but the limit for a plan is {SOURCE_BYTES} bytes. "
+            f"the steps of {work.step.id} take up {size} bytes, but the limit for a plan is {SOURCE_BYTES} bytes. "
             "Split the steps into several subplans"
         )
     if len(str(dict(inputs))) > INPUT_CHARACTERS:
@@ -297,7 +297,7 @@ class BranchRunner:
         alternative = AlternativeResult(name=action.alternatives[number].name, order=number)
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
-            return replace(alternative, why=reason or f"it ended as {outcome}")
+            return replace(alternative, why=reason or f"the alternative ended as {outcome}")
         # Also for alternatives that failed: their patches show how far they came.
         changed = self._trees.changed_paths(store_folder_of(work.scope), work.request.expected_tree, tree)
         patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
@@ -306,7 +306,7 @@ class BranchRunner:
             ref = work.store.put(patch, name=f"patch of {alternative.name}", media_type="text/x-diff")
             patches[f"patch-{alternative.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
-            return replace(alternative, why=reason or f"it ended as {outcome}")
+            return replace(alternative, why=reason or f"the alternative ended as {outcome}")
         with self._worktrees.open_worktree(child_scope(work.scope, request.children[number]), tree) as worktree:
             for check in action.checks:
                 result = self._run(work, check, worktree, alternative.tree)
@@ -408,7 +408,8 @@ class OwnWorktree:
         paths = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
         more = len(merged.conflicts) - SHOWN
         reason = (
-            f"its changes conflict with changes made by other steps in {paths}{f' and {more} more' if more > 0 else ''}"
+            "the changes of the step conflict with changes made by other steps in "
+            f"{paths}{f' and {more} more' if more > 0 else ''}"
         )
         conflict = Conflict(
             base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=their_paths[:SHOWN]
@@ -425,7 +426,7 @@ class OwnWorktree:
         work.tree.keep(f"{name}.base", request.base_tree)
         command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
         kind = run_result.failure.failure_class if run_result.failure is not None else None
-        message = f"{reason}. Its changes were saved. To view them, run: {command}"
+        message = f"{reason}. The changes of the step were saved. To view the changes, run: {command}"
         return replace(run_result, failure=make_failure(message) if kind is None else make_failure(message, kind))
 
 
@@ -454,7 +455,8 @@ class StepChildren:
         merges = work.step.tree_access is Access.MERGES
         if work.step.tree_access is not Access.WRITES and not merges and not _only_reads(work.step):
             raise InvalidRequestError(
-                f"step {work.step.id!r} starts a workflow in the tree: remove 'access', or set it to 'writes'"
+                f"step {work.step.id!r} starts a workflow that changes the tree. Remove 'access', or set 'access' to "
+                "'writes'"
             )
         if work.request.expected_tree and not merges:
             with self._workspaces.hold(work.scope) as tree:

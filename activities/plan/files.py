@@ -80,7 +80,7 @@ def read_file(root: Path, path: str) -> bytes | None:
             raise InvalidRequestError(f"{path!r} is not a regular file")
         if state.st_size > READ_BYTES:
             raise InvalidRequestError(
-                f"{path!r} is {state.st_size} bytes, but the limit is {READ_BYTES} bytes. Use part of the file"
+                f"{path!r} is {state.st_size} bytes long, but the limit is {READ_BYTES} bytes. Use part of the file"
             )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             # Bounded again, as the file may grow after fstat.
@@ -161,8 +161,8 @@ def variable(name: str, value: Any) -> str:
     # A zero byte ends a C string, so the kernel cannot pass it in a variable.
     if len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES or "\0" in text:
         raise InvalidRequestError(
-            f"{name} cannot be passed in a command: it is larger than {VALUE_BYTES} bytes or contains a null byte. "
-            "Write it to a file with an edit step, and read that file in the command"
+            f"{name} cannot be passed in a command: its value is larger than {VALUE_BYTES} bytes or contains a "
+            "null byte. Write the value to a file with an edit step, and read the file in the command"
         )
     return text
 

@@ -206,7 +206,8 @@ class PlanOpener:
     def _ask(self) -> PlanWriter:
         if self._writer is None:
             raise InvalidRequestError(
-                "no plan was provided. Pass a plan or a plan file, or set plans.agent_planning to let a model write it"
+                "no plan was provided. Pass a plan or a plan file, or set plans.agent_planning to let a model write "
+                "the plan"
             )
         return self._writer
 
@@ -219,8 +220,8 @@ class PlanOpener:
             plan = plan.evolve(max_parallel=plan_request.max_parallel)
         if plan_request.scenarios is not None and plan_request.scenarios.count and not plan.definition_of_done:
             raise InvalidRequestError(
-                "hidden scenarios run in the proof, and without a definition_of_done the plan has no proof. Add at "
-                "least one command to the plan's definition_of_done"
+                "hidden scenarios run as part of the proof, and a plan without a definition_of_done has no proof. "
+                "Add at least one command to the plan's definition_of_done"
             )
         # A planner may omit inputs, and a previous run may have had them.
         if request.is_new and not plan_request.goal:
@@ -292,7 +293,7 @@ class PlanOpener:
         except WorkspaceError:
             # The tree is no longer in the repository.
             return snapshot, ()
-        note = f"files were reset to the initial tree {left.base_tree[:12]}; completed steps are reused"
+        note = f"the files were reset to the initial tree {left.base_tree[:12]}, and completed steps are reused"
         return left.base_tree, (f"re-run: {note}",)
 
     def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:

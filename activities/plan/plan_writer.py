@@ -139,8 +139,8 @@ class ModelPlanWriter:
     def _check(self, what: str) -> None:
         if not self._planning.enabled:
             raise InvalidRequestError(
-                f"a model is not allowed to {what}: plans.agent_planning is off. Set it to true for the worker "
-                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or provide a plan or a plan file"
+                f"a model is not allowed to {what}: plans.agent_planning is off. Set plans.agent_planning to true "
+                "for the worker (TIGHTLOOP_PLANS__AGENT_PLANNING=true), or provide a plan or a plan file"
             )
         if not self._planning.service.configured:
             raise InvalidRequestError(

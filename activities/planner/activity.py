@@ -247,7 +247,7 @@ class PlanningActivities:
         # In a thread, because the first use of a sandbox probes it.
         writer = await asyncio.to_thread(self.scenario_writers, episode.planner)
         if writer is None:
-            reason = "no model plans, or the worker has no sandbox"
+            reason = "the planner does not use a model, or the worker has no sandbox"
             return DraftedScenarios(reason=reason, attempt=attempt)
         if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
             return DraftedScenarios(reason="prompts may not contain code (privacy.prompts)", attempt=attempt)

@@ -178,7 +178,7 @@ class _Trial:
         left = until - time.monotonic()
         problem = check.not_used or masked_problem(check.run)
         if not problem and left <= 0:
-            problem = f"there was no time left to try it: all checks together have {TRIALS_S / 60:.0f} minutes"
+            problem = f"there was no time left to try the check: all checks together have {TRIALS_S / 60:.0f} minutes"
         if not problem:
             problem = self._not_of_project(check)
         if problem:
@@ -196,9 +196,9 @@ class _Trial:
         failed = failed_tests(output) if code else ()
         reason = unusable(check.run, code, output, changed, failed)
         if not reason and finds_no_tests(output, failed, self._read_sources):
-            reason = "its files have no test functions"
+            reason = "the files of the check have no test functions"
         if code is None:
-            reason = f"it did not finish within {span(limit)}"
+            reason = f"the check did not finish within {span(limit)}"
         else:
             self._finder.first_runs.append(FirstRun(result=result, observation=observation))
         return TriedCheck(

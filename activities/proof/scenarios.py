@@ -146,7 +146,9 @@ def _run(
             except OSError as error:
                 # Not the path, which may be that of a hidden file.
                 reason = os.strerror(error.errno or 0)
-                raise WorkspaceError(f"the hidden scenarios could not be written to a checkout: {reason}") from None
+                raise WorkspaceError(
+                    f"cannot write the hidden scenarios to a fresh checkout of the project: {reason}"
+                ) from None
             alone = replace(view, network=False, shared_folders=False)
             ran, observation = use.run_unrecorded(scenario.command, room, alone, work)
         outcomes.append(_judge(scenario, ran, observation, is_odd=number in odd))

@@ -261,7 +261,7 @@ class Copies:
             stored = self.bucket.read(f"{scope.episode_id}/{name}")
             if stored is None:
                 raise ArtifactMissingError(
-                    f"cannot find the copy {scope.episode_id}/{name} in the remote store: it was removed"
+                    f"cannot find the copy {scope.episode_id}/{name} in the remote store, because the copy was removed"
                 )
             increment = read_increment(stored.content, read_increment_name(name))
             self.trees.unpack(scope, dict(increment.pack))

@@ -116,9 +116,9 @@ _SANDBOX_PROCESSES = 8
 """Number of processes that the sandbox program itself uses."""
 _SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
-    Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was killed. Raise sandbox.memory_mb",
-    Reason.PROCESS_LIMIT: "it needed more than {processes} processes or threads. Raise sandbox.processes",
-    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was killed. Reduce the output",
+    Reason.MEMORY_LIMIT: "the command needed more than {memory} MiB of memory and was killed. Raise sandbox.memory_mb",
+    Reason.PROCESS_LIMIT: "the command needed more than {processes} processes or threads. Raise sandbox.processes",
+    Reason.OUTPUT_LIMIT: "the command wrote more than {output} MB of output and was killed. Reduce the output",
 }
 
 

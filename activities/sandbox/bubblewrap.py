@@ -139,10 +139,10 @@ SHARED_BYTES = 64 * 1024 * 1024
 HIDDEN_BYTES = 1024 * 1024
 AGENT_TEMPORARY_BYTES = 1024 * 1024 * 1024
 HOW_TO_GET = (
-    "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu "
-    "24.04 and newer, AppArmor prevents it from creating namespaces: run apt-get install apparmor-profiles, "
-    "then link /usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d and reload "
-    "AppArmor. In a container, the runtime must allow user namespaces"
+    "Install bubblewrap: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu "
+    "24.04 and newer, AppArmor prevents bubblewrap from creating namespaces: run apt-get install "
+    "apparmor-profiles, then link /usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d "
+    "and reload AppArmor. In a container, the runtime must allow user namespaces"
 )
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")

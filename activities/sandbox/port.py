@@ -238,7 +238,7 @@ def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scrat
         return
     size_bytes = 0 if overlays else sum(folder_size(source) for source, _ in mounts)
     if size_bytes > spec.growth_bytes:
-        yield Scratch(note=f"{size_bytes / 1_000_000:.0f} MB are too much to copy; see sandbox.disk_mb")
+        yield Scratch(note=f"{size_bytes / 1_000_000:.0f} MB are too much to copy (limit: sandbox.disk_mb)")
         return
     with owned_folder(state_home() / "scratch") as above:
         folders = {}
@@ -251,7 +251,9 @@ def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scrat
                 shutil.copytree(source, above / str(number), symlinks=True)
         (above / "marker").touch()
         since_ns = 0 if overlays else (above / "marker").stat().st_ctime_ns
-        note = "an overlay kept the changes" if overlays else f"{size_bytes / 1_000_000:.0f} MB were copied for it"
+        note = (
+            "an overlay kept the changes" if overlays else f"{size_bytes / 1_000_000:.0f} MB were copied for the check"
+        )
         yield Scratch(folders, note, since_ns)
 
 

@@ -21,7 +21,7 @@ from tightloop.host.programs import TrustedProgram
 NAME = "sandbox-exec"
 PROGRAM = TrustedProgram("sandbox-exec", Path("/usr/bin/sandbox-exec"))
 PROBE_S = 10.0
-HOW_TO_GET = "It is part of macOS. A process that is already in a sandbox cannot start another sandbox"
+HOW_TO_GET = "sandbox-exec is part of macOS. A process that is already in a sandbox cannot start another sandbox"
 SYSTEM = (
     "/bin", "/sbin", "/usr", "/System", "/Library/Apple", "/Library/Developer/CommandLineTools", "/Library/Frameworks",
     "/Applications/Xcode.app/Contents/Developer", "/private/etc/hosts", "/private/etc/passwd", "/private/etc/group",

@@ -404,7 +404,7 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
                 f"{PATCH_LIMIT_BYTES} bytes"
             )
             return with_header(pair.base, pair.tree, patch, held_count=held_count, paths=paths), "" if whole else cut
-    return b"", "no patch: it could not be verified in time or did not produce the new tree"
+    return b"", "no patch: the patch could not be verified in time or did not produce the new tree"
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:

@@ -332,12 +332,12 @@ def check_writable(repository: UserRepository) -> None:
         tree = read_config(folder / "config").get("core.worktree", "")
         if not (back and Path(back).absolute() == entry) and not (tree and (folder / tree).resolve() == entry.parent):
             raise WorkspaceError(
-                f"the git folder {folder} does not belong to {root}: it refers to another working tree or "
-                "to none. Nothing was written to it"
+                f"the git folder {folder} does not belong to {root}: it refers to another working tree or to none. "
+                "Nothing was written to the git folder"
             )
     if common not in (folder, folder.parent.parent):
         raise WorkspaceError(
-            f"{folder / 'commondir'} points to {common}, which is not a parent folder. Nothing was written to it"
+            f"{folder / 'commondir'} points to {common}, which is not a parent folder. Nothing was written to {common}"
         )
     # All locations that a branch or a commit may write to.
     places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
@@ -349,7 +349,9 @@ def check_writable(repository: UserRepository) -> None:
         for name, folders, files in os.walk(below):
             entries += len(folders) + len(files)
             if entries > LINKS_LOOKED_AT:
-                raise WorkspaceError(f"{below} has more than {LINKS_LOOKED_AT} entries. Pack them: git pack-refs --all")
+                raise WorkspaceError(
+                    f"{below} has more than {LINKS_LOOKED_AT} entries. Pack the references: git pack-refs --all"
+                )
             places += [Path(name, entry) for entry in (*folders, *files)]
     for location in places:
         if location.is_symlink():

@@ -59,7 +59,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
                 holder = path.read_text()
             raise WorkspaceLockedError(
                 f"another attempt (process {holder or 'unknown'}) is still using {what} after "
-                f"{wait.total_seconds():g} s. Temporal will retry. If that process hangs, kill it"
+                f"{wait.total_seconds():g} s. Temporal will retry. If that process hangs, kill the process"
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:
@@ -140,7 +140,7 @@ class OwnedProcesses:
         while running := {process for entry in noted for process in _running(entry)}:
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(process.pid) for process in running)
-                raise WorkspaceLockedError(f"process {pids} of an earlier attempt is still running. Kill it")
+                raise WorkspaceLockedError(f"process {pids} of an earlier attempt is still running. Kill the process")
             self._ended |= running
             for process in running:
                 with contextlib.suppress(psutil.Error):
@@ -201,8 +201,8 @@ class WorkspaceLocks:
             # Asked without the lock, because a server may have to answer; the claim can change meanwhile.
             if not take_over(other):
                 raise WorkspaceBusyError(
-                    f"{other} is using {root}. End that episode first: tightloop cancel {other}, or start "
-                    "this one in a separate worktree"
+                    f"{other} is using {root}. End {other} first (tightloop cancel {other}), or start the new run "
+                    "in a separate worktree"
                 )
             ended = other
 

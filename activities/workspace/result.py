@@ -54,7 +54,7 @@ class CommittedResult(NamedTuple):
         if self.branch:
             lines = f"+{self.added} -{self.removed}"
             size = f"{format_count(self.commits, 'commit')}, {format_count(self.files, 'file')}, {lines}"
-            parts = [f"branch {self.branch} ({size}). Take it: git merge {self.branch}"]
+            parts = [f"branch {self.branch} ({size}). Merge it: git merge {self.branch}"]
         if self.branch and self.has_moved:
             rebase = f"git rebase {self.onto} {self.branch}"
             parts.append(f"{self.onto} has moved since the run started. Rebase first: {rebase}")
@@ -261,7 +261,7 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
         return _attach_proof(store, request)
     before, after = (store.reference(f"refs/tightloop/{request.run}/{name}") for name in (BASE, RESULT))
     if not before or not after:
-        raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has one")
+        raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has a result")
     if request.branch:
         title = request.title or request.run
         message = result_message(title, request.status, request.qualifier, request.reason)
@@ -298,4 +298,6 @@ def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
         message = f"Proof of {request.run}\n\n{TRAILER}: {request.run}\n"
         commit = git.run("commit-tree", tree, stdin=message.encode()).decode().strip()
         git.run("update-ref", reference, commit)
-    return f"the proof is attached to its files. Push both: git push origin BRANCH {reference}"
+    return (
+        f"the proof is attached to the proven files. Push the branch and the proof: git push origin BRANCH {reference}"
+    )

@@ -170,7 +170,7 @@ class GitWorkingTree:
         if others := [change.path for change in open_changes if present.get(change.path) != change.before]:
             raise WorkspaceError(
                 f"{format_paths(others, SHOWN_PATHS)} changed in {self.root} since the run started, so nothing was "
-                "written. Commit the result on a branch and merge it: tightloop result ID --branch NAME"
+                "written. Commit the result on a branch and merge the branch: tightloop result ID --branch NAME"
             )
         self.restore(self._store.replace_paths(actual, {change.path: change.after for change in open_changes}))
         return tuple(change.path for change in open_changes)
@@ -310,8 +310,8 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     repository = UserRepository(workspace)
     if not is_trusted(repository.folder, workspace):
         raise WorkspaceError(
-            f"{workspace} belongs to another user, so git does not trust it. Trust it: git config --global "
-            f"--add safe.directory {workspace}"
+            f"{workspace} belongs to another user, so git does not trust the folder. Trust the folder: git config "
+            f"--global --add safe.directory {workspace}"
         )
     if not _is_git_folder(repository.common):
         raise NotARepositoryError(f"{workspace} is not a git repository: {repository.common} is incomplete")

@@ -90,7 +90,7 @@ class _Contents:
             ),
             f"these files are too large to be copied (over {COPIED_FILE_BYTES // 1_000_000} MB each or "
             f"{COPIED_BYTES // 1_000_000} MB together)": self.too_large,
-            "git ignores these, so they are not in the worktree. List small files that the work needs in "
+            "git ignores these files, so they are not in the worktree. List small files that the work needs in "
             f"{INCLUDE_FILE}": self.left_out,
             "mounted read-only from the workspace": [path for path, _ in self.environments],
             "copied from the workspace": [*self.copied_environments, *self.copies],

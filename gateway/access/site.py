@@ -144,7 +144,7 @@ class Site:
         if not self.names(host_of(request)):
             raise RefusedError(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"this server does not accept requests for that host name. Open {self.page}",
+                f"this server does not accept requests for this host name. Open {self.page}",
             )
         # HTTP also has the targets `http://host/path` and `*` (RFC 9112, 3.2), which later checks do not expect.
         if not request.scope["raw_path"].startswith(b"/"):
@@ -301,7 +301,8 @@ def listening(address: str, setting: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ServiceUnavailableError(
-            f"cannot listen on {address}: {error.strerror or error}. Stop the program that uses it, or change {setting}"
+            f"cannot listen on {address}: {error.strerror or error}. Stop the program that uses this address, or "
+            f"change {setting}"
         ) from error
 
 

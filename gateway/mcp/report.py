@@ -85,11 +85,11 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         which = (
             f"is about iteration {plan_request.iteration}"
             if plan_request.iteration
-            else "does not contain an [🔁 ITERATION] section section"
+            else "does not contain an [🔁 ITERATION] section"
         )
         raise InvalidRequestError(
-            f"the report {which}, but {status.episode_id} is in iteration {status.iteration}. "
-            "Report on the current plan. To see it, call the status tool"
+            f"the report {which}, but episode {status.episode_id} is in iteration {status.iteration}. Report on "
+            f"the plan of iteration {status.iteration}, which the status tool shows"
         )
     return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 
@@ -286,7 +286,10 @@ class Caller(NamedTuple):
         """
         bound = self.scope.person.episode
         if bound and self.episode not in ("", bound):
-            raise InvalidRequestError(f"this connection is bound to {bound}, not to {self.episode[:120]!r}")
+            raise InvalidRequestError(
+                f"the token of this connection only allows episode {bound}, but the connection names episode "
+                f"{self.episode[:120]!r}"
+            )
         return await self.find(bound or self.episode or await self._only_one(), EPISODES, now=True)
 
     async def _only_one(self) -> str:
@@ -301,9 +304,9 @@ class Caller(NamedTuple):
             return ids[0]
         summary = f"{len(ids)} episodes are open: {', '.join(ids[:_NAMED])}" if ids else "no episode is open"
         raise InvalidRequestError(
-            f"this connection is not bound to an episode, and {summary}. Bind it with: tightloop mcp serve "
-            "--episode ID. Over HTTP, use /mcp?episode=ID or a token from: tightloop token create NAME --role agent "
-            "--episode ID"
+            f"this connection does not name an episode, and {summary}. Name the episode with: tightloop mcp serve "
+            "--episode ID. Over HTTP, use /mcp?episode=ID or a token from: tightloop token create NAME --role "
+            "agent --episode ID"
         )
 
 

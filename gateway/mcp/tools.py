@@ -138,9 +138,9 @@ async def record_checkpoint(
     records = await asyncio.to_thread(scope.ledger.checkpoints, episode.id)
     ended = next((record.id for record in records if record.iteration == iteration and not record.discarded), "")
     if iteration != status.iteration or ended:
-        over = f"; iteration {iteration} ended with {ended}" if ended else ""
+        over = f", and iteration {iteration} ended with {ended}" if ended else ""
         raise InvalidRequestError(
-            f"{episode.id} is in iteration {status.iteration}{over}. Specify the current iteration"
+            f"episode {episode.id} is in iteration {status.iteration}{over}. Specify the current iteration"
         )
     # A scratchpad must not end a pause that a person requested.
     await _note(caller, episode, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)

@@ -106,7 +106,9 @@ def describe_answer(actor: ActionContext) -> Intent:
     if question is None:
         raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} is no longer open")
     effect = next((choice.effect for choice in question.options if choice.name == option), "")
-    return Intent(f"Answer “{question.title}” with “{option}”{effect and f': {effect}'}.", actor.text("text"))
+    return Intent(
+        f"Answer “{question.title}” with “{option}”{effect and f': {effect}'.rstrip('.')}.", actor.text("text")
+    )
 
 
 def _intent(sentence: str) -> Callable[[ActionContext], Intent]:

@@ -95,5 +95,5 @@ async def test_the_examples_run(
     followed, answered, planned = services
     assert [line.split()[2] for line in followed[:-1]] == ["opened", "iteration", "closed"]
     assert followed[-1].startswith("SUCCEEDED")
-    assert answered == ["the answer is 'extend'; the episode continues", "SUCCEEDED"]
+    assert answered == ["the answer is 'extend', so the episode continues", "SUCCEEDED"]
     assert [*map(str.strip, planned[1:3]), planned[-1]] == ["count completed", "report completed", "1 files"]

@@ -96,7 +96,7 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         server = server_of(tmp_path)
         with start_up(tmp_path, port, ui_port) as second:
             assert "tightloop is up" in first_line(second)
-            told = f"It was already running. The server belongs to process {first.pid} and stops with it."
+            told = f"The server was already running. It belongs to process {first.pid} and stops with it."
             assert told in first_line(second)
             assert stopped(second) == 0
         assert server_of(tmp_path) == server

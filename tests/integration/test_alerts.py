@@ -104,7 +104,7 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
 async def test_a_receiver_in_trouble_may_be_tried_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [Answer(status)]
     error = await refusal(hook(receiver))
-    assert (error.retryable, error.retry_delay, error.reason) == (True, None, f"it returned {status}")
+    assert (error.retryable, error.retry_delay, error.reason) == (True, None, f"the receiver returned {status}")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410])
@@ -147,7 +147,7 @@ async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Recei
             receiver.answers = [Answer(status, {"location": elsewhere.url})]
             error = await refusal(hook(receiver))
             assert not error.retryable
-            assert f"it returned {status}, a redirect" in error.reason
+            assert f"the receiver returned {status}, a redirect" in error.reason
         assert elsewhere.came == []
 
 
@@ -202,7 +202,7 @@ async def test_a_host_without_a_desktop_says_what_is_missing(tmp_path: Path) -> 
     absent = Desktop("desk", {"PATH": str(tmp_path / "empty"), "DISPLAY": ":0"}, platform="linux")
     headless = Desktop("desk", {**program(tmp_path, "notify-send"), "DISPLAY": ""}, platform="linux")
     assert "Install the package libnotify-bin" in absent.probe()
-    assert "outside a desktop session" in headless.probe()
+    assert "not running in a desktop session" in headless.probe()
     error = await refusal(headless)
     assert (error.retryable, error.reason) == (False, headless.probe())
 
@@ -305,7 +305,7 @@ async def test_the_last_try_tells_that_it_failed_in_place_of_asking_for_another(
 ) -> None:
     receiver.answers = [Answer(503)]
     sent = await send(make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
-    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it returned 503")
+    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "the receiver returned 503")
     (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert_failed"
 

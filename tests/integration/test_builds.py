@@ -113,13 +113,13 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
     async with build("B") as b:
         assert "10 % of new workflows start on" in await deployment.ramp(temporal_client, b, 10, 1)
         told = await deployment.status(temporal_client, b)
-        assert "1 workflow still open on A, which has no live workers: they wait until one starts" in told
+        assert "1 workflow still open on A, which has no live workers. The workflows wait until a worker starts" in told
         rows = [line.split() for line in told.splitlines()]
         [command] = re.findall(r"move compatible workflows to this build: (.*build-id B.*)", told)
         assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
         told = await deployment.promote(temporal_client, b, 1)
         assert "the current code is compatible" in told
-        assert "1 workflow still open on A, which has no live workers: they wait until one starts" in told
+        assert "1 workflow still open on A, which has no live workers. The workflows wait until a worker starts" in told
         # What the older workers left goes on with the command that both print.
         assert f"  {command}" in told.splitlines()
         _, *words = shlex.split(command)
@@ -236,7 +236,10 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         assert "(gets no new work)" in rows[f"workers on {queue}"]["found"]
         told = await deployment.status(temporal_client, plain)
         assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
-        assert "New workflows do not start on them. To change that: tightloop deploy promote --unversioned" in told
+        assert (
+            "New workflows do not start on these workers. To start new workflows on them: tightloop deploy promote "
+            "--unversioned" in told
+        )
         with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
             await deployment.promote(temporal_client, plain, 1)
 

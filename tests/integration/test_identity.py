@@ -155,8 +155,9 @@ async def test_copy_does_not_start_beside_the_original(
     assert await clone.ended() == 1
     name, said = read_name(home), clone.log.read_text()
     assert f"another state home uses this host's name, '{name}': worker " in said
-    assert "@original has used it since 20" in said
-    assert f"To continue with this state home ({copy}), stop that worker, then start this one again." in said
+    assert "@original has used the name since 20" in said
+    assert f"To continue with this state home ({copy}), stop worker " in said
+    assert ", then start this worker again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said
     # With a name of its own it works beside it.
     await clone.serve(copy, "workspace", TIGHTLOOP_WORKER__HOST="clone")
@@ -216,7 +217,8 @@ async def test_roles_of_one_state_home_share_its_name_and_refuse_another_one(
     host.start(home, "workspace", TIGHTLOOP_WORKER__HOST="build-2")
     assert await host.ended() == 1
     assert (
-        "is in use by workers that call this host 'build-1', but this worker calls it 'build-2'" in host.log.read_text()
+        "is in use by workers that call this host 'build-1', but this worker calls the host 'build-2'"
+        in host.log.read_text()
     )
 
 

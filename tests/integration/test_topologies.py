@@ -223,7 +223,7 @@ async def test_planner_of_another_host_is_a_question_and_one_of_this_host_works(
         return status.questions[0].title if status.questions else ""
 
     title = await eventually(asks, seconds=60)
-    assert f"The worker of task queue '{llm}' needs those files" in title
+    assert f"The worker of task queue '{llm}' must run on the host of the workspace" in title
     await client.cancel(episode_id)
     await client.result(episode_id)
 
@@ -257,7 +257,7 @@ async def test_workers_and_clients_that_lack_the_keys_of_the_others_are_refused(
     plain.settings = tmp_path / "plain.yaml"
     plain.settings.write_text(settings.as_yaml())
     await mine.serve("all")
-    for host, said in ((other, "encrypts with key"), (plain, "encrypts, and it also uses task queue")):
+    for host, said in ((other, "encrypts with key"), (plain, "encrypts, and both workers use task queue")):
         assert await asyncio.to_thread(host.start("all").wait, READY_SECONDS) == 1
         assert said in host.told("all")
         assert "each worker would fail the episodes of the other. Copy the key file" in host.told("all")

@@ -140,7 +140,7 @@ TOLD = {
         r"paused: operator: lunch",
         r"resumed: resume \(by operator\)",
         r"plan_dispatched: 3 tasks, 4 at a time",
-        r"task_error: its changes conflict with changes made by other steps in log.txt",
+        r"task_error: the changes of the step conflict with changes made by other steps in log.txt",
         r"conflict: ptask_[12] could not be merged; ptask_4 will resolve the conflict",
         r"plan_completed: 4 of 4 tasks complete",
         r"gate_passed: ",

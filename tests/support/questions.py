@@ -188,7 +188,7 @@ def episode_questions() -> Iterator[Question]:
     yield of_executor(ExecutorStatus.FATAL, "codex is not logged in. Log in with: codex login")
     yield make_question(QuestionKind.FATAL, "the disk of /home/ada/shop is full. Free some space")
     yield make_question(
-        QuestionKind.FATAL, "the restore to ckpt-3 is waiting: no worker serves the task queue tightloop-workspace-ada"
+        QuestionKind.FATAL, "cannot restore ckpt-3 yet: no worker serves the task queue tightloop-workspace-ada"
     )
     text = "You have hit your usage limit. Try again at 17:00."
     hit = LimitHit(kind=LimitKind.RATE_LIMITED, evidence=text, source=LimitSource.REPORT, confidence=1.0)
@@ -263,7 +263,7 @@ def plan_questions() -> Iterator[Question]:
     yield asked(lambda it: it.pause(QuestionKind.OPERATOR, "wait for the release notes", by="ada"))
     yield asked(lambda it: it.pause(QuestionKind.BUDGET, breach or ""))
     yield asked(lambda it: it.pause(QuestionKind.FATAL, "the workspace is locked by another run"))
-    reason = "build has been running for more than 900 s; it keeps running, but no new step starts"
+    reason = "build has been running for more than 900 s. The step keeps running, but no new step starts"
     yield asked(lambda it: it.pause(QuestionKind.LIMIT, reason, step="build"))
     yield asked(lambda it: it.ask_about_failure("build", no_disk))
     yield asked(lambda it: it.ask_about_unmet("make test: exit code 1"))

@@ -179,7 +179,7 @@ async def test_agent_in_the_window_works_and_answers_by_mcp(
     result = await ended(client, episode_id)
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     await eventually(lambda: as_done(acks))
-    assert acks == ["the answer is 'done'; the episode continues"]
+    assert acks == ["the answer is 'done', so the episode continues"]
     assert (len(stage.page.taken), stage.page.leaked) == (1, [])
     assert any("wrote three lines" in line for line in await told(client, episode_id))
 
@@ -281,7 +281,7 @@ async def test_report_reaches_the_episode_though_the_worker_at_the_screen_is_dea
     result = await ended(client, await stage.start(client))
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     await eventually(lambda: as_done(acks))
-    assert acks == ["the answer is 'done'; the episode continues"]
+    assert acks == ["the answer is 'done', so the episode continues"]
     assert (len(stage.page.taken), stage.page.leaked) == (1, [])
 
 

@@ -145,8 +145,10 @@ def test_the_timeline_says_how_long_it_took_or_why_it_failed() -> None:
     assert delivery_line(alert(), sent) == "deviation sent to ops after 0.12 s on attempt 2"
     again = sent.evolve(known=True)
     assert delivery_line(alert(), again) == "deviation was already sent to ops at 12:00:00"
-    failed = Delivery(channel="ops", error="it returned 503", tries=8)
-    assert delivery_line(alert(), failed) == "deviation could not be sent to ops on attempt 8: it returned 503"
+    failed = Delivery(channel="ops", error="the receiver returned 503", tries=8)
+    assert (
+        delivery_line(alert(), failed) == "deviation could not be sent to ops on attempt 8: the receiver returned 503"
+    )
 
 
 def test_the_signature_is_the_one_of_standard_webhooks() -> None:

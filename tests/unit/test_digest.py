@@ -10,7 +10,7 @@ from tightloop.loop.model import LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.run.question import Option, Question, QuestionKind
 
 NIGHT = datetime(2026, 11, 29, 20, 0, tzinfo=UTC)
-BRANCH = "branch tightloop/e (1 commit, 2 files, +3 -1). Take it: git merge tightloop/e"
+BRANCH = "branch tightloop/e (1 commit, 2 files, +3 -1). Merge it: git merge tightloop/e"
 
 
 def line(name: str = "e", status: str = "succeeded", **changes: object) -> WorkflowLine:

@@ -89,7 +89,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     result = await client.result(episode_id)
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
-    assert done == "the answer is 'done'; the episode continues"
+    assert done == "the answer is 'done', so the episode continues"
     assert again.startswith("no report is expected at the moment")
     assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
@@ -162,7 +162,7 @@ async def test_limit_that_is_reported_twice_counts_once_and_work_in_three_portio
     agent.tell(hook_event_name="stop", status="completed")
     going_on = await watched(client, episode_id, agent, 2)
     [again] = await reported(served, workspace, episode_id, stopped)
-    assert again.startswith("this report was already received")
+    assert again.startswith("the same report was already received")
     assert (await watched(client, episode_id, agent, 2)).id == going_on.id
     [other] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 more"))
     agent.tell(hook_event_name="stop", status="completed")
@@ -193,7 +193,7 @@ async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     async with over_http(served, token, "?episode=another") as other:
         elsewhere = await refused(other, "send_message", target="planner", message=report(1))
     assert "is in iteration 1" in stale
-    assert "does not contain an [🔁 ITERATION] section section" in nameless
+    assert "does not contain an [🔁 ITERATION] section" in nameless
     assert "limit_hit" in broken
     assert "another" in elsewhere
     assert (await client.status(episode_id)).questions
@@ -256,7 +256,7 @@ async def test_report_and_end_of_the_turn_at_the_same_moment_end_one_delivery(
         )
     result = await client.result(episode_id)
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1, 1)
-    heard = ("the answer is 'done'", "no report is expected at the moment", "this report was already received")
+    heard = ("the answer is 'done'", "no report is expected at the moment", "the same report was already received")
     for told in (one, other):
         assert told["ack"].startswith(heard)
 

@@ -122,7 +122,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     [asked] = status.questions
-    kept = f"pause: {asked.id} is already waiting. Reason given: a meeting"
+    kept = f"pause ignored: {asked.id} is already waiting for an answer. Reason given: a meeting"
     assert [entry.text for entry in timeline if entry.kind == "refused"] == [kept]
     assert result.outcome is EpisodeOutcome.CANCELLED
 

@@ -61,7 +61,8 @@ async def test_gate_of_a_subplan_is_shown_by_its_plan_until_it_is_answered(playi
         inner = f"{stage.id}.sub.1"
         shown = await details_with(stage, "Release 1.2?")
         with pytest.raises(
-            InvalidRequestError, match=rf"are in its child workflows: {inner}.*tightloop answer {inner} approve"
+            InvalidRequestError,
+            match=rf"belong to child workflows of the plan: {inner}.*tightloop answer {inner} approve",
         ) as refused:
             await stage.plans.answer(stage.id, "approve")
         assert "respond" not in refused.value.message

@@ -215,7 +215,7 @@ async def test_single_steps_are_run_in_a_pause(playing: Playing):
             await stage.plans.run_step(stage.id, "cc")
         await stage.plans.resume(stage.id)
         result = await stage.result()
-    assert said == "b will start as soon as the tree is free"
+    assert said == "step b will start as soon as no other step is using the working tree"
     assert (status.status, ran) == ("paused", ["a", "b"])
     assert result.outcome is PlanOutcome.COMPLETED
 

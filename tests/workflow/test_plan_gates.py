@@ -96,7 +96,7 @@ async def test_two_approvals_must_come_from_two_people(playing: Playing):
         between = await stage.status()
         second = await stage.plans.answer(stage.id, "approve", question="release", by="bob")
         result = await stage.result()
-    assert first == "release: approve by ada; 1 more must agree"
+    assert first == "release: approve by ada. Approvals still needed: 1"
     assert [said.by for said in between.questions[0].answers] == ["ada"]
     assert second == "release: approve"
     assert result.outcome is PlanOutcome.COMPLETED

@@ -54,7 +54,7 @@ async def test_an_allowed_permission_goes_on_in_the_same_session(
         ("log.txt",),
     )
     assert attributes.get(SearchAttributeKey.for_keyword("TightloopPauseKind")) == "permission"
-    assert said == "the answer is 'allow'; the episode continues"
+    assert said == "the answer is 'allow', so the episode continues"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (result.iterations, result.spent.executor_failures) == (1, 0)
     assert (workspace / "log.txt").read_text() == "1\n"
@@ -120,9 +120,7 @@ async def test_words_do_not_give_a_permission(client, working: Working, request_
         await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     example = '{"question": "q1", "option": "allow"}'
-    assert (
-        said == [f"the planner will read the message; q1 is still waiting. Send an answer, for example: {example}"] * 3
-    )
+    assert said == [f"the planner will read the message. Question q1 still needs an answer, for example: {example}"] * 3
     assert still.questions == first.questions
     assert f"refused: cannot resume: q1 needs a decision: allow, deny. Send an answer, for example: {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED

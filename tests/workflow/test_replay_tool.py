@@ -57,7 +57,7 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     assert rows[0].endswith("iteration 1, PLANNING, event 18")
     assert rows[1].endswith("activity plan_next (iteration 1: next plan)")
     assert rows[2].endswith("activity next_plan")
-    assert "ckpt-0, the last checkpoint before it (iteration 0, event 9 of run " in rows[3]
+    assert "ckpt-0, the last checkpoint before this event (iteration 0, event 9 of run " in rows[3]
     assert "Let the workflow finish on the build that recorded it" in done.stdout
     # Nothing that the core does to the run once it has left the history.
     assert "closed" not in done.stdout
@@ -90,7 +90,7 @@ async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tm
     file.write_text("after")
     await asyncio.wait_for(looking, 10)
     [told] = [record.getMessage() for record in caplog.records if record.name == "tightloop"]
-    assert "the code of this worker has changed since it started: workflows/episode/iteration.py." in told
+    assert "the code of this worker has changed since the worker started: workflows/episode/iteration.py." in told
     assert "restart the worker: tightloop up" in told
 
 

@@ -184,7 +184,7 @@ async def test_words_to_a_planner_that_gave_up_are_read_and_choose_nothing(
         result = await client.result(episode_id)
         told = [entry.kind for entry in await client.timeline(episode_id)]
     assert status.questions[0].kind is QuestionKind.PLANNER_GAVE_UP
-    assert said == "the planner will read the message; the episode continues"
+    assert said == "the planner will read the message. The episode continues"
     assert "ada: the one in lib" in planner.briefings[-1].notes
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert "answered" not in told, "nobody chose an option"
@@ -206,5 +206,5 @@ async def test_words_where_a_person_has_to_decide_leave_the_question_open(
         await client.answer(episode_id, "undo")
         await client.result(episode_id)
     assert (status.questions[0].kind, still.questions) == (QuestionKind.DRIFT, status.questions)
-    assert said.startswith("the planner will read the message; q1 is still waiting. Send an answer, for example: ")
+    assert said.startswith("the planner will read the message. Question q1 still needs an answer, for example: ")
     assert not (workspace / "mine.txt").exists()

@@ -115,7 +115,7 @@ async def test_a_cancellation_that_drops_a_restore_says_so(
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.CANCELLED
-    told = "enough; the restore to ckpt-1 did not run, and the files are unchanged"
+    told = "enough. Checkpoint ckpt-1 was not restored, and the files are unchanged"
     assert result.reason == told
     # The worker of before stopped while it sent an alert: its line may be the last.
     assert f"CANCELLED: {told}" in [line.text for line in timeline]
@@ -177,7 +177,7 @@ async def test_cancelling_a_restore_that_failed_leaves_the_files_and_says_that_i
     async with stuck(client, temporal_client, working, request_for, workspace) as episode_id:
         await client.answer(episode_id, "cancel")
         result = await client.result(episode_id)
-    assert "the restore to ckpt-1 did not run" in result.reason
+    assert "Checkpoint ckpt-1 was not restored" in result.reason
     assert (workspace / "mine.txt").read_text() == MINE
     assert (workspace / "log.txt").read_text() == "1\n2\n"
 

@@ -71,7 +71,7 @@ async def test_failed_scenarios_are_counted_for_the_planner_and_then_a_question(
     assert not any(word in line for line in question.evidence for word in ("hidden/", SECRET))
     notes = [note for briefing in planner.briefings for note in briefing.notes]
     assert notes[:2] == [f"Success was not accepted: {question.title}"] * 2
-    assert any("reported to the planner (report 2 of 2)" in line for line in timeline)
+    assert any("The planner was told (report 2 of 2)" in line for line in timeline)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.reason == "all checks pass: 1/1, also 2 hidden scenarios"
     proof = proof_of(workspace, result.proof)
@@ -106,7 +106,7 @@ async def test_work_that_stands_still_after_a_refused_proof_is_asked_about_with_
         )
     # Each report and each answer leads to one delivery.
     assert (first.iteration, second.iteration) == (3, 4)
-    assert sum("reported to the planner" in line for line in timeline) == 2
+    assert sum("The planner was told" in line for line in timeline) == 2
     assert sum("0 files changed" in line for line in timeline) == 3
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 

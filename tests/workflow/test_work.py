@@ -111,7 +111,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
     assert asked.names == ("wait", "end")
     assert "the pause begins when the running work ends: check: touch half-done" in asked.title
     assert told.endswith(
-        "will stop, then the episode will pause" if answer == "end" else "will pause when the running work ends"
+        "will stop and the episode will pause" if answer == "end" else "will pause when the running work ends"
     )
     assert (paused.kind, paused.title) == (QuestionKind.OPERATOR, "lunch")
     assert not left, "what a check that was ended left behind is not a person's edit"

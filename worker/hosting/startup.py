@@ -140,10 +140,10 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
         conflict = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
     if conflict:
         raise SettingsError(
-            f"{conflict}, and it also uses task queue {queue!r}, so each worker would fail the episodes of the "
+            f"{conflict}, and both workers use task queue {queue!r}, so each worker would fail the episodes of the "
             "other. Copy the key file (keys.json) of that worker and use its settings (temporal.authenticate, "
-            "privacy), give this worker a different queue (temporal.task_queue) or server (temporal.address), or stop "
-            "the other worker. Temporal may still list a worker for a minute after it was killed"
+            "privacy), give this worker a different queue (temporal.task_queue) or server (temporal.address), or "
+            "stop the other worker. Temporal may still list a worker for a minute after it was killed"
         )
 
 
@@ -167,10 +167,10 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} runs "
-            "on this host. Start a worker with role workspace or all on this host with the same TIGHTLOOP_HOME, or "
-            "start this worker on the host where such a worker runs. To use a model on another host, set "
-            "planner.base_url instead"
+            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} "
+            "runs on this host. Start a worker with role workspace or all on this host with the same "
+            "TIGHTLOOP_HOME, or start this worker on the host of a workspace worker. To use a model on another "
+            "host, set planner.base_url instead"
         ) from None
 
 

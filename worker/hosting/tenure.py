@@ -170,10 +170,11 @@ class TenureShare:
         if adopted:
             keep = f"To leave the work of {adopted[0]!r} to that worker: tightloop host adopt {adopted[0]} --release"
         return SettingsError(
-            f"another state home uses this host's name, {names}: worker {other.process} has used "
-            f"it{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home is a copy "
-            "of the other, or two hosts share a name, so work could go to either of them. To continue with this state "
-            f"home ({open_state_home()}), stop that worker, then start this one again. {keep}"
+            f"another state home uses this host's name, {names}: worker {other.process} has used the "
+            f"name{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home is a "
+            "copy of the other, or two hosts have the same name, so work could go to either of the two. To "
+            f"continue with this state home ({open_state_home()}), stop worker {other.process}, then start this "
+            f"worker again. {keep}"
         )
 
 
@@ -204,7 +205,8 @@ def _join(settings: Settings) -> TenureShare:
         if tenure.name != host_identity(settings).name:
             raise SettingsError(
                 f"the state home {home} is in use by workers that call this host {tenure.name!r}, but this worker "
-                f"calls it {named!r}. Set the same worker.host for all workers, or stop the other workers first"
+                f"calls the host {named!r}. Set the same worker.host for all workers, or stop the other workers "
+                "first"
             )
         identity = claim_identity(settings)
         if before is not None and before.name != identity.name:

@@ -181,7 +181,7 @@ class Proof:
             record.apply(state_changes.with_failed_scenarios, proved.title)
             record.log(
                 "doubted",
-                f"{proved.title}; reported to the planner (report {record.state.scenario_reports} of {limit})",
+                f"{proved.title}. The planner was told (report {record.state.scenario_reports} of {limit})",
             )
             return False
         tree = record.state.tree
@@ -572,7 +572,9 @@ class Delivery:
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
         """Queue the plan and return the delivery's key."""
         if plan.plan is None:
-            raise ApplicationError("the planner reported a plan but did not save one", non_retryable=True)
+            raise ApplicationError(
+                "the planner reported that it had a plan, but did not save the plan", non_retryable=True
+            )
         record, reference = self._record, plan.plan
         self._points.enter(EpisodePhase.HANDING_OFF)
         handed = await self._points.do(

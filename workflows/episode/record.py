@@ -159,9 +159,9 @@ class EpisodeRecord(Run):
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
         """Log the tree that contains the files that a restore replaced, and the command that restores them."""
         if tree is not None:
-            self.log("saved", f"the files from before the restore were saved as tree {tree[:12]}")
+            self.log("saved", f"the files that the restore replaced were saved as tree {tree[:12]}")
             if bring_back:
-                self.log("saved", f"to restore them: {bring_back}", characters=COMMAND_CHARACTERS)
+                self.log("saved", f"to restore the saved files, run: {bring_back}", characters=COMMAND_CHARACTERS)
 
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None

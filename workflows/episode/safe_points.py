@@ -142,7 +142,7 @@ class SafePoints:
     async def ask_about(self, failure: ActivityFailedError) -> None:
         """Ask a person about an activity that could not run. The caller then runs it again."""
         unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
-        waits = f"the restore to {self._restoring.checkpoint_id} is waiting: " if self._restoring else ""
+        waits = f"cannot restore {self._restoring.checkpoint_id} yet: " if self._restoring else ""
         await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
 
     async def _run(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
@@ -223,7 +223,7 @@ class SafePoints:
         if record.core.cancel is not None:
             reason = record.core.cancel or "cancelled"
             if dropped := record.restore_wanted or self._restoring:
-                reason += f"; the restore to {dropped.checkpoint_id} did not run, and the files are unchanged"
+                reason += f". Checkpoint {dropped.checkpoint_id} was not restored, and the files are unchanged"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
         if record.continues:
             raise ContinueAsNew
@@ -372,7 +372,7 @@ class TreeChanges:
             # The person may have removed the findings that they refused.
             record.replace(record.state.evolve(findings=()))
             when = "during a pause" if drift is None else "meanwhile"
-            record.note(f"A person edited {format_count(adopted.files_changed, 'file')} {when}; keep these edits.")
+            record.note(f"A person edited {format_count(adopted.files_changed, 'file')} {when}. Keep these edits.")
         when = "during the pause" if drift is None else "outside a pause"
         summary = f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", summary if changed else "resumed")
@@ -452,5 +452,6 @@ class TreeChanges:
         record.log_saved_tree(outcome.saved_tree, outcome.bring_back)
         record.log(
             "reset",
-            f"reset in Temporal: {format_count(len(outcome.discarded), 'checkpoint')} discarded, files put back",
+            f"the run was reset in Temporal: {format_count(len(outcome.discarded), 'checkpoint')} discarded, files "
+            "restored",
         )

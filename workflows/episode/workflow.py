@@ -45,7 +45,7 @@ from workflows.run.workflow import Commands, RunWorkflow, is_other_build_wanted
 
 _AFTER = {
     CANCEL: "the episode will end",
-    END: "the running work will stop, then the episode will pause",
+    END: "the running work will stop and the episode will pause",
     WAIT: "the episode will pause when the running work ends",
 }
 
@@ -69,7 +69,10 @@ class EpisodeCommands(Commands):
         # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
         if is_asked and remark.text:
-            record.log("refused", f"pause: {record.waiting[0].id} is already waiting. Reason given: {remark.text}")
+            record.log(
+                "refused",
+                f"pause ignored: {record.waiting[0].id} is already waiting for an answer. Reason given: {remark.text}",
+            )
         elif record.core.pause is None and not is_asked and record.is_running:
             self._intervene("pause")
             text = remark.text or "paused by an operator"
@@ -103,7 +106,11 @@ class EpisodeCommands(Commands):
             if state_changes.has_room_for(record.state, remark.text):
                 record.note(remark.text)
             else:
-                record.log("refused", f"resume: there is no room for another message to the planner: {remark.text}")
+                record.log(
+                    "refused",
+                    "resume: there is no room for another message to the planner, so this message was dropped: "
+                    f"{remark.text}",
+                )
         record.want_pause(None)
 
     def cancel(self, remark: Remark) -> None:
@@ -125,7 +132,7 @@ class EpisodeCommands(Commands):
         self._intervene("restore")
         self._interrupt()
         branch = self._record.state.branch + 1
-        return f"restoring {target.checkpoint_id}; a new run will continue on branch {branch}"
+        return f"restoring {target.checkpoint_id}. A new run will continue on branch {branch}"
 
     def read_restore(self, target: Any) -> RestoreTarget:
         """Parse and check the checkpoint to restore.
@@ -135,7 +142,8 @@ class EpisodeCommands(Commands):
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
-                "the episode is being cancelled. Once it is closed, reopen it: tightloop restore ID CHECKPOINT"
+                "the episode is being cancelled. Once the episode is closed, reopen it with: tightloop restore ID "
+                "CHECKPOINT"
             )
         checkpoints = self._record.state.checkpoints
         return control.read_restore(
@@ -147,7 +155,10 @@ class EpisodeCommands(Commands):
         self._record.move_wanted = target
         self._intervene("move")
         self._interrupt()
-        return f"moving to {target.to}; a new run will continue there from the last checkpoint in the remote store"
+        return (
+            f"moving to {target.to}. A new run will continue on the new host from the last checkpoint in the "
+            "remote store"
+        )
 
     def read_move(self, target: Any) -> MoveTarget:
         """Parse and check the host to move to.
@@ -157,7 +168,7 @@ class EpisodeCommands(Commands):
         """
         record, move = self._record, control.read_move(target)
         if record.core.cancel is not None:
-            raise InvalidRequestError("cannot move the episode: it is being cancelled")
+            raise InvalidRequestError("cannot move the episode, because it is being cancelled")
         check_move(move, home=record.request.queues.home, epoch=record.state.epoch, waits=record.is_paused)
         return move
 
@@ -175,12 +186,12 @@ class EpisodeCommands(Commands):
         if not self._record.is_paused:
             return effect
         if not remark.resumes:
-            return f"{effect}; the episode stays paused"
+            return f"{effect}. The episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
-            return f"{effect}; {question.id} is still waiting. Send an answer, for example: {question.example}"
+            return f"{effect}. Question {question.id} still needs an answer, for example: {question.example}"
         self._record.close_questions(*(question.id for question in waiting))
-        return f"{effect}; the episode continues"
+        return f"{effect}. The episode continues"
 
     def read_response(self, message: Any) -> Remark:
         """Parse a message to the planner.
@@ -193,13 +204,14 @@ class EpisodeCommands(Commands):
             raise InvalidRequestError("the episode is being cancelled, so the planner will not read any more messages")
         if not remark.resumes and len(state.notes) >= state_changes.AGENT_NOTES_LIMIT:
             raise InvalidRequestError(
-                f"{len(state.notes)} messages are already waiting for the planner, which reads them before the next "
-                "plan. Put important information into the report"
+                f"{len(state.notes)} messages are already waiting for the planner, which reads them before the "
+                "next plan. If your message is important, include it in the report"
             )
         if not state_changes.has_room_for(state, remark.text):
             raise InvalidRequestError(
-                f"{len(state.notes)} messages are already waiting for the planner, and there is no room for another "
-                "one. The planner reads them before the next plan; send this message after that"
+                f"{len(state.notes)} messages are already waiting for the planner, and there is no room for "
+                "another one. The planner reads the messages before the next plan. Send your message again after "
+                "that"
             )
         return remark
 
@@ -212,8 +224,8 @@ class EpisodeCommands(Commands):
             if report == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
                 return (
-                    "this report was already received and does not apply to the current delivery. If it is a new "
-                    "report, change its wording"
+                    "the same report was already received and does not apply to the current delivery. If your "
+                    "report is new, change its wording"
                 )
             self._reported = report
         added = (question.kind, answer.option) == (QuestionKind.ALREADY_GREEN, ADD)
@@ -224,7 +236,7 @@ class EpisodeCommands(Commands):
         elif question.needs_person:
             self._intervene("answer")
         self._apply(question, answer)
-        return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode continues')}"
+        return f"the answer is {answer.option!r}, so {_AFTER.get(answer.option, 'the episode continues')}"
 
     def read_top_up(self, value: Any) -> TopUp:
         """Parse a budget increase."""
@@ -264,7 +276,9 @@ class EpisodeCommands(Commands):
             # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"{change.by} changed the goal or the definition of done")
-            record.note("The goal or the definition of done has changed. Read both again.")
+            record.note(
+                "The goal or the definition of done has changed. Read the goal and the definition of done again."
+            )
         if change.scenarios is not None and request.scenarios is not None:
             # The new scenarios may prove the same tree.
             record.replace(record.state.evolve(checked_tree="", refused_tree=""))
@@ -317,7 +331,9 @@ class EpisodeWorkflow(RunWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
         """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
-        episode_input = request or EpisodeInput(problem=f"the input is missing. Valid input: {RIGHT_INPUT}")
+        episode_input = request or EpisodeInput(
+            problem=f"the workflow input is missing. Example of a valid input: {RIGHT_INPUT}"
+        )
         self._run = self._record = record = EpisodeRecord(episode_input, run_id=workflow.info().workflow_id)
         # Here and not in `run`: the seed of a reset run changes while its first task is being replayed.
         record.watch_resets()
@@ -451,7 +467,8 @@ class EpisodeWorkflow(RunWorkflow):
         self._points.offer_to_end()
 
     @workflow.update(
-        description='Send a message to the planner: "use the other parser". It does not answer a question.'
+        description='Send a message to the planner, for example "use the other parser". The message does not answer a '
+        "question."
     )
     async def respond(self, message: Any = None) -> str:
         """Queue a message for the planner. The message ends a pause that does not need a decision."""
@@ -500,7 +517,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     # -- queries ---------------------------------------------------------------------------------------
 
-    @workflow.query(description="Where the episode is, what it waits for and what it has spent")
+    @workflow.query(description="Current state of the episode, what it is waiting for and what it has spent")
     def status(self) -> EpisodeStatus:
         """Return a snapshot of the episode."""
         return self._view.status()

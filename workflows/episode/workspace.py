@@ -93,7 +93,9 @@ class EpisodeCopies:
             try:
                 await self._runner.run(RemoteActivities.copy_checkpoint, request, self._options(request))
             except ActivityFailedError as failure:
-                self._record.log("copy", f"{request.record.id} was not copied: {failure.reason}")
+                self._record.log(
+                    "copy", f"checkpoint {request.record.id} was not copied to the remote store: {failure.reason}"
+                )
                 return
             self._copied = request.record.id
 

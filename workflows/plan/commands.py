@@ -137,10 +137,10 @@ class PlanCommands(Commands):
         why = {
             StepStatus.PENDING: "is waiting for other steps or for its next attempt",
             StepStatus.WAITING: "is waiting for approval",
-            StepStatus.BLOCKED: "is blocked by a failed step; answer the question about that step",
+            StepStatus.BLOCKED: "is blocked by a failed step that needs an answer",
         }
         raise InvalidRequestError(
-            f"run_step: {name} {why.get(status, f'is {status.value}')}. Only ready and failed steps can be started"
+            f"run_step: step {name} {why.get(status, f'is {status.value}')}. Only ready and failed steps can be started"
         )
 
     def run_step(self, command: control.StepCommand) -> str:
@@ -156,7 +156,7 @@ class PlanCommands(Commands):
         context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
         context.log("requested", f"by {command.by}", name)
         context.wake()
-        return f"{name} will start as soon as the tree is free"
+        return f"step {name} will start as soon as no other step is using the working tree"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
         """Parse an increase of the plan's limits."""
@@ -197,7 +197,7 @@ class PlanCommands(Commands):
         if not question.chosen:
             missing = question.count - len(question.answers)
             self._reporting.show()
-            return f"{subject}: {answer.option} by {answer.by}; {missing} more must agree"
+            return f"{subject}: {answer.option} by {answer.by}. Approvals still needed: {missing}"
         if question.kind not in APPROVALS:
             context.progress = context.progress.note_decision(subject, answer)
         if question.kind in APPROVALS:

@@ -212,7 +212,7 @@ class PlanContext(Run):
             InvalidRequestError: the graph has not been loaded yet.
         """
         if self._schedule is None:
-            raise InvalidRequestError("the plan is not open yet; try again in a moment")
+            raise InvalidRequestError("the plan is not open yet. Try again in a moment")
         return self._schedule
 
     @property
@@ -314,7 +314,10 @@ class PlanContext(Run):
             return f"Check the status: tightloop status {self.id}"
         example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
-        return f"The questions are in its child workflows: {where}. Answer them there, for example: {example}"
+        return (
+            f"The open questions belong to child workflows of the plan: {where}. Answer the child workflow, for "
+            f"example: {example}"
+        )
 
     # -- holds, and the end -------------------------------------------------------------------------
 

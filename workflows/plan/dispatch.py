@@ -281,14 +281,16 @@ class Dispatch:
         await workflow.sleep(watchdog.after_s, summary=f"watchdog for {attempt.name}")
         reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
         self._context.log(
-            "overdue", f"running for more than {watchdog.after_s:g} s; action: {watchdog.escalate}", attempt.name
+            "overdue",
+            f"running for more than {watchdog.after_s:g} s, so the watchdog took this action: {watchdog.escalate}",
+            attempt.name,
         )
         if watchdog.escalate == "cancel" and attempt.task is not None:
             attempt.ended_by = f"the watchdog stopped the attempt after {watchdog.after_s:g} s"
             attempt.task.cancel()
         elif watchdog.escalate == "pause":
             self._questions.pause(
-                QuestionKind.LIMIT, f"{reason}; it keeps running, but no new step starts", step=attempt.name
+                QuestionKind.LIMIT, f"{reason}. The step keeps running, but no new step starts", step=attempt.name
             )
         else:
             self._context.alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))

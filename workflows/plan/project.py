@@ -126,7 +126,7 @@ class ProjectContext(PlanContext):
         """Record the tree that was found when the workspace was claimed again."""
         self.facts = self.facts.evolve(has_left=False)
         if tree != self.progress.tree:
-            self.log("workspace", "kept files that were edited in the meantime")
+            self.log("workspace", "files that were edited while the plan was waiting were kept")
             self.set_tree(tree)
         if self.facts.executed_at is None:
             self.progress = self.progress.evolve(base_tree=tree)
@@ -193,7 +193,7 @@ class ProjectContext(PlanContext):
         for task in self.facts.tasks:
             number = self.schedule.find(task.task_id)
             if number is not None and self.schedule.status(number) is StepStatus.BLOCKED:
-                self.log("failed", "a task it depends on did not complete", task.task_id)
+                self.log("failed", "a task that this task depends on did not complete", task.task_id)
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
         """Cancel the plan because there was no command in time."""
@@ -399,7 +399,9 @@ class ProjectWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
         """Start as a draft without tasks, or restore the previous Temporal run's state."""
-        project_input = request or ProjectInput(problem=f"the input is missing. Valid input: {RIGHT_LOOP_INPUT}")
+        project_input = request or ProjectInput(
+            problem=f"the workflow input is missing. Example of a valid input: {RIGHT_LOOP_INPUT}"
+        )
         self._set_up(ProjectContext(project_input, run_id=workflow.info().workflow_id))
         self._claiming = asyncio.Lock()
 
@@ -544,7 +546,7 @@ class ProjectWorkflow(GraphWorkflow):
                     tree = await self._activities.run(PlanActivities.enter_workspace, request, options)
                 except ActivityFailedError as failure:
                     kind = InvalidRequestError if failure.no_worker else WorkspaceBusyError
-                    message = f"{command}: {failure.reason}. The plan was not changed; send the command again later"
+                    message = f"{command}: {failure.reason}. The plan was not changed. Send the command again later"
                     raise ApplicationError(message, type=kind.__name__, non_retryable=True) from None
                 context.enter(tree)
         # If the state has changed meanwhile, the main loop releases the workspace again.

@@ -29,25 +29,27 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(name="resume", effect="start further steps; running steps continue, and your edits to files are kept")
-RETRY = Option(name="retry", effect="retry the failed work; your edits to files are kept")
-RETRY_STEP = RETRY.evolve(effect="retry the step with its full number of attempts; your edits to files are kept")
-EXTEND = Option(name="extend", effect="continue; each exhausted limit is raised by the amount specified in the plan")
+RESUME = Option(name="resume", effect="Start further steps. Running steps continue, and your edits to files are kept.")
+RETRY = Option(name="retry", effect="retry the failed work and keep your edits to files")
+RETRY_STEP = RETRY.evolve(effect="retry the step with its full number of attempts, and keep your edits to files")
+EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and continue")
 CANCEL = Option(
     name="cancel",
-    effect="stop the running steps and end the plan; completed steps are undone if on_failure is compensate",
+    effect="Stop the running steps and end the plan. Completed steps are undone if on_failure is compensate.",
     group=OptionGroup.STOP,
 )
-SKIP = Option(name="skip", effect="skip the step; the plan continues", group=OptionGroup.ACCEPT)
-CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; you can edit files first, and your edits are kept")
+SKIP = Option(name="skip", effect="skip the step and continue the plan", group=OptionGroup.ACCEPT)
+CHECK_AGAIN = RETRY.evolve(
+    effect="Run the definition of done again. You can edit files first, and your edits are kept."
+)
 FAIL = Option(
     name="fail",
-    effect="leave the step failed; the plan fails once no other step can run",
+    effect="Leave the step failed. The plan fails once no other step can run.",
     group=OptionGroup.STOP,
 )
-REPLAN = Option(name="replan", effect="have a planner revise the plan")
+REPLAN = Option(name="replan", effect="let a planner revise the plan")
 GO_TO_WORK = Option(
-    name=WORK, effect="run the proof again; edit files first, because otherwise it fails in the same way"
+    name=WORK, effect="Run the proof again. Edit files first, because otherwise the proof fails in the same way."
 )
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
 OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})
@@ -165,7 +167,7 @@ class PlanQuestions:
             return SKIP
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         others = ", ".join(names[:NAMES_SHOWN]) + more
-        return SKIP.evolve(effect=f"skip the step and the steps that need it ({others}); the plan continues")
+        return SKIP.evolve(effect=f"skip the step and the steps that need it ({others}), and continue the plan")
 
     @property
     def _replan(self) -> tuple[Option, ...]:

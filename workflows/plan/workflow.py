@@ -179,7 +179,7 @@ class GraphWorkflow(RunWorkflow):
 
     # -- messages -------------------------------------------------------------------------------------
 
-    @workflow.signal(description="Report open questions. Sent by the child workflows of steps")
+    @workflow.signal(description="Report open questions. Only child workflows of steps send this signal")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
         """Show the open questions of a child workflow. If its note is invalid, only log this in the timeline."""
         self._orders.child_waits(note)
@@ -268,7 +268,9 @@ class PlanWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
         """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
-        plan_input = request or PlanInput(problem=f"the input is missing. Valid input: {RIGHT_PLAN_INPUT}")
+        plan_input = request or PlanInput(
+            problem=f"the workflow input is missing. Example of a valid input: {RIGHT_PLAN_INPUT}"
+        )
         self._set_up(PlanContext(plan_input, run_id=workflow.info().workflow_id))
 
     @workflow.run

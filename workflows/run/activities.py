@@ -287,7 +287,8 @@ class ActivityRunner:
                     if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
                         is_reported = True
                         self._routing.report_missing_worker(
-                            f"no worker on task queue {queue!r} has accepted {error.activity_type} yet; still waiting"
+                            f"no worker on task queue {queue!r} has accepted {error.activity_type} yet. The workflow is "
+                            "still waiting"
                         )
         finally:
             self._waits.pop((since, queue), None)
@@ -346,16 +347,17 @@ class ActivityRunner:
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
             raise ActivityFailedError(
-                f"{cause.message}. The worker of task queue {options.queue!r} needs those files. Start it "
-                "on that host with the same TIGHTLOOP_HOME, or remove this queue from the settings"
+                f"{cause.message}. The worker of task queue {options.queue!r} must run on the host of the "
+                "workspace, with the same TIGHTLOOP_HOME. Start the worker on that host, or remove the task queue "
+                "from the settings"
             )
         self._other_hosts = True
         # Before the workspace is bound to a host, the worker that refused names all candidates.
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}, and no worker serves workspaces. Start a worker of role workspace or all "
-                "on the host that contains this workspace, then resume",
+                f"{cause.message}, and no worker serves workspaces. Start a worker with role workspace or all on "
+                "the host that contains the workspace, then resume",
                 no_worker=True,
             )
         left = [home for home in homes if home not in tried_queues]

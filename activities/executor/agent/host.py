@@ -200,8 +200,8 @@ class AgentHost:
         if settings.base_url and not settings.api_key_env:
             return ""
         return (
-            f"{agent.name} has no key because the worker's environment does not set {variable}. Set it, or set "
-            f"executor.agents.{agent.name}.login to true to use {agent.name}'s own login"
+            f"{agent.name} has no key because the worker's environment does not set {variable}. Set the variable, "
+            f"or set executor.agents.{agent.name}.login to true to use {agent.name}'s own login"
         )
 
     @contextmanager
@@ -246,15 +246,15 @@ class AgentHost:
     def effects_of(self, agent: ModelUser, order: WorkOrder) -> str:
         """Describe an agent's effects outside the working tree and its home; see `Executor.effects_outside`."""
         if order.executor.mode is AgentMode.FULL:
-            return "mode full has no sandbox"
+            return "the agent runs in mode full, which has no sandbox"
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
-            return "it connects to its provider directly, not through the gateway"
+            return "the agent connects to its provider directly, not through the gateway"
         try:
             if self.agent_sandbox is None or self.agent_sandbox.name == NoAgentSandbox.name:
-                return "it runs without a sandbox"
+                return "the agent runs without a sandbox"
         except SandboxUnavailableError as error:
             return error.message
-        return f"it may reach {', '.join(self.open_to)}" if self.open_to else ""
+        return f"the agent may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def tree_inside(self, order: WorkOrder, *, own_sandbox: bool) -> Path:
         """Return the path at which the agent sees its tree. `own_sandbox` is as in `Launch`."""

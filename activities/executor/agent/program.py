@@ -129,9 +129,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
         # The agent can write in its home, also a symlink where our next settings file belongs.
         inside = target.parent.resolve().is_relative_to(home.resolve())
         if relative.is_absolute() or ".." in relative.parts or not inside:
-            raise ExecutorError(
-                f"the settings file {name!r} points outside the agent's home {home}. Remove that folder"
-            )
+            raise ExecutorError(f"the settings file {name!r} points outside the agent's home. Remove the folder {home}")
         try:
             write_atomically(target, text.encode(), durable=True)
         except OSError as error:

@@ -29,8 +29,8 @@ MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
 PROMPT, STOP = "beforeSubmitPrompt", "stop"
-REFUSAL = "tightloop: the agent already received this plan, so it was not run again."
-UNCHECKED = "tightloop: this plan could not be checked, so it was not run. Check the output of Cursor's hooks."
+REFUSAL = "tightloop: the agent already received this plan, so the plan was not run again."
+UNCHECKED = "tightloop: this plan could not be checked, so the plan was not run. Check the output of Cursor's hooks."
 
 
 def stem(name: str) -> str:

@@ -99,7 +99,9 @@ class OutcomeWaiter:
         last: tuple[int, int] | None = None
         while True:
             if self.control.is_cancelled():
-                return cancelled_outcome().evolve(summary="the agent in the window may still be working. Stop it there")
+                return cancelled_outcome().evolve(
+                    summary="the agent in the window may still be working. Stop the agent in its window"
+                )
             events = self.cursor.events_since(self.receipt)
             if outcome := self._outcome_by_events(events):
                 return outcome
@@ -364,8 +366,9 @@ class CursorGuiExecutor(Executor):
                 return cancelled_outcome()
             case HandOffEnd.WRONG_WINDOW:
                 return fatal_outcome(
-                    f"the plan was submitted in the wrong window, and Cursor's hook rejected it: {result.reason}. "
-                    f"The agent there did not receive it. Open {order.root} in the editor and close the other window",
+                    "the plan was submitted in the wrong window, and Cursor's hook rejected the plan: "
+                    f"{result.reason}. The agent in that window did not receive the plan. Open {order.root} in the "
+                    "editor and close the other window",
                     ErrorKind.CONFIG,
                 )
             case HandOffEnd.NOT_TAKEN | HandOffEnd.AMBIGUOUS:

@@ -54,8 +54,8 @@ _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
         (
-            "the text is in the chat box, but the agent did not accept it. The agent may be busy, or another window "
-            "may be in front"
+            "the text is in the chat box, but the agent did not accept the text. The agent may be busy, or another "
+            "window may be in front"
         ),
     ),
     NextStep.AMBIGUOUS: (
@@ -152,7 +152,8 @@ class HandOff:
             self.ledger.record(message, HandOffState.PREPARED)
             self.receipts.offer(message)
             raise HandOffRefusedError(
-                "the agent is still working on an earlier hand-off. Wait until it finishes, or stop it", retryable=True
+                "the agent is still working on an earlier hand-off. Wait until the agent finishes, or stop the agent",
+                retryable=True,
             )
 
     # -- the window and the box -----------------------------------------------------------------------
@@ -194,7 +195,7 @@ class HandOff:
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
             f"the focus is in {what} instead of the chat box after pressing {self.target.chat_key}. Open the chat. "
-            "If it is already open, check window.box and the accessibility permissions with tightloop "
+            "If the chat is already open, check window.box and the accessibility permissions with tightloop "
             f"doctor{self._located}",
             retryable=True,
         )
@@ -292,7 +293,8 @@ class HandOff:
                 return False
             case BoxState.FOREIGN:
                 raise HandOffRefusedError(
-                    "the chat box contains a draft that tightloop did not write. Send it or remove it", retryable=True
+                    "the chat box contains a draft that tightloop did not write. Send or remove the draft",
+                    retryable=True,
                 )
             case _:
                 self.sleep(POLL_S)

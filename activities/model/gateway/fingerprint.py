@@ -236,9 +236,9 @@ class Player:
         try:
             lines = [json.loads(line) for line in path.read_bytes().splitlines()]
         except OSError as error:
-            raise ExecutorError(f"cannot read recording {path}: {error.strerror}. Record it first") from None
+            raise ExecutorError(f"cannot read recording {path}: {error.strerror}. Create the recording first") from None
         except ValueError:
-            raise ExecutorError(f"recording {path} is incomplete. Record it again") from None
+            raise ExecutorError(f"recording {path} is incomplete. Create the recording again") from None
         for line in lines:
             self._lines[line["hash"]].append(line)
         self._recorded, self._played = len(lines), 0
@@ -252,7 +252,7 @@ class Player:
             what = "was sent more often than in" if is_recorded else "is not in"
             message = (
                 f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} the recording {self._path.name} "
-                f"({self._played} of {self._recorded} recorded exchanges were replayed). Record it again"
+                f"({self._played} of {self._recorded} recorded exchanges were replayed). Create the recording again"
             )
             raise NoAnswerError(HTTPStatus.CONFLICT, message, was_sent=False)
         self._played += 1

@@ -178,8 +178,8 @@ def _prefix(spec: GatewaySpec) -> str:
         )
     if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
         raise ExecutorError(
-            "the key of the model provider contains characters that cannot be sent, for example a line "
-            "break. Set it again"
+            "the key of the model provider contains characters that cannot be sent, for example a line break. Set "
+            "the key again"
         )
     return parts.path.rstrip("/")
 

@@ -157,7 +157,7 @@ class CheckpointRunner:
         if not _NAME.fullmatch(name):
             return fail_step(f"{name!r} is not a valid checkpoint name. Use at most 100 letters, digits, '-' and '_'")
         if work.tree is None:
-            return fail_step("a checkpoint needs the tree: remove 'access', or set it to 'writes'")
+            return fail_step("a checkpoint needs access to the tree. Remove 'access', or set 'access' to 'writes'")
         tree = work.tree.snapshot()
         work.tree.keep(name, tree)
         reference = f"refs/tightloop/{work.scope.episode_id}/{name}"

@@ -58,7 +58,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     """
     if len(text) > PATCH_BYTES:
         raise InvalidRequestError(
-            f"the diff is {len(text)} bytes, but the limit is {PATCH_BYTES} bytes. Split the diff"
+            f"the diff is {len(text)} bytes long, but the limit is {PATCH_BYTES} bytes. Split the diff"
         )
     # Without a final newline git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
@@ -151,7 +151,7 @@ class EditRunner:
     def run(self, work: Work) -> RunnerResult:
         """Apply the edits. Edits that are already in place are not a failure."""
         if work.tree is None:
-            return fail_step("an edit changes the tree: remove 'access', or set it to 'writes'")
+            return fail_step("an edit changes the tree. Remove 'access', or set 'access' to 'writes'")
         draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()

@@ -396,7 +396,8 @@ def _fresh(cached: CachedDocument | None, work: Work) -> bool:
 def _request(url: str, cached: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
     if left_s <= 0:
         problem = (
-            f"{url} was not fetched within the step's {work.step.timeout_s:g} s; the next attempt continues from there"
+            f"{url} was not fetched within the step's {work.step.timeout_s:g} s. The next attempt continues from "
+            "this address"
         )
         raise WebError(FailureClass.TRANSIENT, problem)
     headers = {"accept": "text/html, text/plain, application/json, */*;q=0.5"}

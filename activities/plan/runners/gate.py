@@ -153,7 +153,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
         return Outcome(title, False, problem)
     tree = work.request.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
-        return Outcome(title, False, "the gate cannot see the tree: set its access to reads")
+        return Outcome(title, False, "the gate cannot read the tree. Set the 'access' of the gate to 'reads'")
     diff = differ.compare(store_folder_of(work.scope), base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff", as_file=True)
     problems = _beyond(diff, review)
@@ -176,7 +176,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
         # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
             problems.append(
-                f"more than {ALTERNATIVES} patterns or {len(diff.files)} files cannot be compared: split the step"
+                f"more than {ALTERNATIVES} patterns or {len(diff.files)} files cannot be compared. Split the step"
             )
             return problems
     if review.only and (strange := outside(review.only, paths)):

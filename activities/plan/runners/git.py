@@ -189,8 +189,8 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     """Reject files that need a filter program from the repository, such as git-lfs. Such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
-            f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not run. "
-            "Do this step manually, or exclude these files"
+            f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not "
+            "run. Commit manually, or exclude these files"
         )
     return None
 

@@ -56,7 +56,10 @@ class HttpRunner:
             return fail_step(refusal, FailureClass.POLICY, command=command)
         missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
         if missing:
-            problem = f"the worker's environment is missing {', '.join(missing)}: set it where you start the worker"
+            problem = (
+                f"the worker's environment does not set {', '.join(missing)}. Set each of these variables where you "
+                "start the worker"
+            )
             return fail_step(f"{problem}, then retry", command=command)
         secrets = {name: self._environ[variable] for name, variable in action.secret_headers.items()}
         content, media_type = _content(work.resolve(action.body))

@@ -176,7 +176,7 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
     try:
         addresses = await judged_addresses(host.name, host.port, allow_private=verdict.private, resolve=call.resolve)
     except PrivateAddressError as error:
-        raise WebError(FailureClass.POLICY, f"{error}: add '{host.authority}' to policy.network") from None
+        raise WebError(FailureClass.POLICY, f"{error}. Add '{host.authority}' to policy.network") from None
     except (OSError, UnicodeError):
         raise WebError(FailureClass.TRANSIENT, f"the host {host.name} was not found") from None
     try:

@@ -388,8 +388,8 @@ class PackedTrees:
             pygit2.init_repository(str(workspace))
         except (OSError, pygit2.GitError) as error:
             raise WorkspaceError(
-                f"the workspace {workspace} cannot be created on this host: {error}. Clone the repository "
-                "there, or choose another folder: tightloop move ID --to HOST --workspace FOLDER"
+                f"the workspace {workspace} cannot be created on this host: {error}. Clone the repository on this "
+                "host, or choose another folder: tightloop move ID --to HOST --workspace FOLDER"
             ) from error
 
 

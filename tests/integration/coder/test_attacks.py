@@ -261,7 +261,7 @@ def test_a_hundred_megabytes_are_refused_by_a_sentence(made: Bench) -> None:
     with (made.root / "huge.txt").open("wb") as file:
         file.truncate(HUGE_BYTES)
     for tool in (*WRITES, "read_file"):
-        assert "is 104,857,600 bytes, but the limit is 8,388,608 bytes" in made.failed(
+        assert "is 104,857,600 bytes long, but the limit is 8,388,608 bytes" in made.failed(
             tool, **written(tool, "huge.txt")
         )
     assert made.done("search", pattern="inside", path="huge.txt") == "no match"

@@ -54,7 +54,9 @@ def test_a_program_that_the_sandbox_hides_is_named_with_the_option_that_shows_it
     options = {"argv": ["sh", str(script), "{plan_file}", "{workspace}"]}
     outcome = execute(order(root, options=options))
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
-    assert outcome.error.startswith(f"the sandbox does not show {script}. Start again with --executor-option")
+    assert outcome.error.startswith(
+        f"the command cannot read {script} in the sandbox. Start again with --executor-option"
+    )
     shown = execute(order(root, options={**options, "read": [str(script.parent)]}))
     assert shown.status is ExecutorStatus.COMPLETED
     script.write_text("exit 3\n")

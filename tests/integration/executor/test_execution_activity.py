@@ -183,7 +183,7 @@ def test_a_tree_that_moved_without_traces_is_reported_as_unknown_with_the_way_ba
     ("effects", "on_crash", "again"),
     [
         ("", "retry", True),
-        ("it may reach the network", "retry", False),
+        ("the agent may reach the network", "retry", False),
         ("", "verify", False),
         ("", "ask", False),
     ],
@@ -244,7 +244,7 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
         bench.execute(agent=failing(errno.ENOSPC))
     report = bench.execute(agent=failing(errno.EACCES))
     assert (report.status, report.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
-    assert "runs: Permission denied. Grant the worker's user access to it" in report.error
+    assert "runs: Permission denied. Grant the worker's user access to this path" in report.error
 
 
 def test_nothing_is_delivered_over_an_edit_of_a_stranger(bench: Bench) -> None:

@@ -336,7 +336,7 @@ def test_a_connection_serves_one_call_after_the_other() -> None:
         ({"upstream": "https://u:p@h/v1"}, "base URL"),
         ({"key": "sk-1\n"}, "line break"),
         ({"cassette": Cassette.RECORD}, "requires a file"),
-        ({"cassette": Cassette.REPLAY, "recording": Path("/nowhere/at/all.jsonl")}, "Record it first"),
+        ({"cassette": Cassette.REPLAY, "recording": Path("/nowhere/at/all.jsonl")}, "Create the recording first"),
     ],
 )
 def test_a_door_that_cannot_work_is_not_opened(changes: dict[str, Any], said: str) -> None:

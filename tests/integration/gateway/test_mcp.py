@@ -259,7 +259,9 @@ async def test_an_agent_is_bound_to_its_episode(
     tokens, project = Tokens(served.ledger.database), state_folder(workspace).name
     _, bound = tokens.create("bound", Role.AGENT, [project], episode=episode)
     async with over_http(served, bound, "?episode=another") as elsewhere:
-        assert f"this connection is bound to {episode}" in await refused(elsewhere, "pause_episode", reason="x")
+        assert f"the token of this connection only allows episode {episode}" in await refused(
+            elsewhere, "pause_episode", reason="x"
+        )
     async with served.http(bound) as http:
         for action in ("answer", "resume", "pause", "respond", "restore", "cancel"):
             sent = await http.post(f"/api/episodes/{episode}/{action}", json={})
@@ -282,7 +284,7 @@ async def test_an_agent_ends_no_pause(
         agent = served.token("noting", Role.AGENT, [state_folder(workspace).name])
         async with over_http(served, agent, f"?episode={episode}") as noting:
             told = await call(noting, "send_message", target="planner", message="the release is out")
-        assert told["ack"] == "the planner will read the message; the episode stays paused"
+        assert told["ack"] == "the planner will read the message. The episode stays paused"
         assert await pauses()
         assert "continues" in await client.respond(episode, "now")
         assert (await client.result(episode)).outcome == "SUCCEEDED"

@@ -363,7 +363,7 @@ class TestEpisode:
         _, run = prepared(plan, "agent")
         assert run.result is not None
         assert run.result.failure is not None
-        assert "remove 'access'" in run.result.failure.reason
+        assert "Remove 'access'" in run.result.failure.reason
 
     def test_child_does_not_start_over_an_edit_of_a_stranger(self, root: Path) -> None:
         plan = opened(root, self.goal(), plan={"inputs": {"what": "it"}})

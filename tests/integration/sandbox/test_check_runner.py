@@ -155,7 +155,7 @@ def test_a_check_that_floods_its_output_is_judged_by_its_status_and_its_end(
     result = runner(walled() if walls else UnsafeLocal()).run(check, tmp_path, cancelled=never, started=ignore)
     assert ended(result) is (CheckStatus.FAILED if code else CheckStatus.PASSED)
     assert result.output.startswith(
-        b"[tightloop: the check printed more than 67 MB; only its start and end were kept]\n"
+        b"[tightloop: the check printed more than 67 MB, so only the start and the end of the output were kept]\n"
     )
     assert result.output.endswith(b"\nREASON: nothing is done\n")
     assert len(result.output) < 1_100_000
@@ -188,7 +188,7 @@ def test_a_check_sees_the_network_only_where_the_settings_say_so(tmp_path: Path)
 def test_a_program_that_the_sandbox_hides_is_explained(tmp_path: Path) -> None:
     result = runner(walled()).run(Check(run="no-such-program"), tmp_path, cancelled=never, started=ignore)
     assert ended(result) is CheckStatus.NOT_FOUND
-    assert b"add its path to sandbox.read]" in result.output
+    assert b"add the path of the program to sandbox.read]" in result.output
 
 
 def test_more_folders_may_be_read_and_written_by_the_settings(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_environment_that_checks_change_is_copied_on_request(root: Path) -> None
     assert (root / "node_modules/x/index.js").read_text() == "1\n"
     prepare(small, WorkspaceSettings(environments="copy", environments_mb=0))
     assert run(small, "echo 2 > node_modules/x/index.js").exit_code != 0
-    assert b"0 MB were copied for it" in run(small, "touch node_modules/.cache").output
+    assert b"0 MB were copied for the check" in run(small, "touch node_modules/.cache").output
 
 
 def test_coder_finds_files_by_the_paths_that_commands_print_and_cannot_read_private_ones(root: Path) -> None:

@@ -110,7 +110,7 @@ def test_no_sentence_allows_anything(question: Question) -> None:
         # A new one each time, because only a limited number of messages may wait for the planner.
         episode = Episode(question)
         said = episode.respond(sentence)
-        assert "is still waiting. Send an answer" in said
+        assert "still needs an answer, for example: " in said
         for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
             episode.resume(note)
         episode.commands.pause(read_remark(sentence))
@@ -130,7 +130,7 @@ def test_no_text_allows_anything(text: str) -> None:
 
 def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> None:
     deviation = Episode(make_question(QuestionKind.DEVIATION, "it left its course"))
-    assert deviation.respond("use the other parser") == "the planner will read the message; the episode continues"
+    assert deviation.respond("use the other parser") == "the planner will read the message. The episode continues"
     assert deviation.record.waiting == ()
     work = Episode(WORK)
     assert "still waiting" in work.respond("I could not do it")

@@ -9,7 +9,7 @@ from tightloop.executor.model import OnCrash
 crashes = st.builds(
     Crash,
     moved=st.booleans(),
-    effects_outside=st.sampled_from(["", "it may reach the network"]),
+    effects_outside=st.sampled_from(["", "the agent may reach the network"]),
     processes_ended=st.integers(0, 3),
     claims=st.integers(1, 9),
     session=st.sampled_from(["", "s1"]),

@@ -116,7 +116,7 @@ async def test_gate_waits_for_two_people_and_their_answers_go_to_the_step() -> N
     parts.questions.ask_for_step("a", GATE)
     assert not parts.context.is_paused
     assert await parts.answer({"question": "a", "option": "approve", "by": "ada"}) == (
-        "a: approve by ada; 1 more must agree"
+        "a: approve by ada. Approvals still needed: 1"
     )
     with pytest.raises(InvalidRequestError, match="ada has already answered q1"):
         await parts.answer({"question": "a", "option": "approve", "by": "ada"})
@@ -171,8 +171,10 @@ def test_question_outlives_no_change_of_the_plan_that_settles_it() -> None:
 
 
 def test_before_the_graph_is_loaded_a_person_is_told_to_wait() -> None:
-    context = PlanContext(PlanInput(problem="the input is missing"), run_id="p", now=lambda: NOW, meter=KeptMeter())
-    with pytest.raises(InvalidRequestError, match="the input is missing"):
+    context = PlanContext(
+        PlanInput(problem="the workflow input is missing"), run_id="p", now=lambda: NOW, meter=KeptMeter()
+    )
+    with pytest.raises(InvalidRequestError, match="the workflow input is missing"):
         context.check_start()
     with pytest.raises(InvalidRequestError, match="not open yet"):
         context.need_schedule()

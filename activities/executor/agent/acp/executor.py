@@ -247,7 +247,9 @@ class AcpExecutor(AgentHost, Executor):
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        return "it runs only in its own sandbox" if self.agent.own_sandbox else self.effects_of(self.agent, order)
+        return (
+            "the agent runs only in its own sandbox" if self.agent.own_sandbox else self.effects_of(self.agent, order)
+        )
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Run one turn of the agent.

@@ -142,7 +142,7 @@ def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
     """Return missing permissions and other obstacles, each with its purpose and how to fix it."""
-    privacy = "Allow it in System Settings > Privacy & Security"
+    privacy = "Allow the program in System Settings > Privacy & Security"
     obstacles = []
     if not trusted:
         obstacles.append(
@@ -153,8 +153,8 @@ def problems(
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
             "the worker's program is not allowed to send keys, which tightloop needs to paste the plan and press "
-            f"Enter. {privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart the "
-            "worker"
+            f"Enter. {privacy} > Accessibility (if the program is already in the list, remove it and add it "
+            "again), and restart the worker"
         )
     if not may_take_pictures:
         obstacles.append(
@@ -221,8 +221,8 @@ PICTURE_S = 10.0
 MESSAGE_S = 4.0
 """Timeout for one request to another program."""
 _ERRORS = {
-    -25211: "the worker's program is not allowed to use the accessibility API. Allow it in System Settings > "
-    "Privacy & Security > Accessibility",
+    -25211: "the worker's program is not allowed to use the accessibility API. Allow the program in System "
+    "Settings > Privacy & Security > Accessibility",
     -25204: "the program is not responding and may be busy",
     -25202: "the window or the element no longer exists",
 }

@@ -319,7 +319,9 @@ class X11Driver:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DriverError(f"xclip did not respond: {type(error).__name__}. Is it installed?") from error
+            raise DriverError(
+                f"xclip did not respond: {type(error).__name__}. Check that xclip is installed"
+            ) from error
 
     def _connect(self) -> Any:
         if self._display is None:
