@@ -377,7 +377,7 @@ def serve(settings: Settings, *, embedded: bool) -> None:
         upstream, access, listen, name = None, codec_access(settings, ui_token()), settings.codec.listen, "codec.listen"
     else:
         raise SettingsError(
-            "codec.listen is not set. For a cluster, set it to an address, for example 127.0.0.1:8234. "
+            "codec.listen is not set. For a cluster, set codec.listen to an address, for example 127.0.0.1:8234. "
             "`tightloop up` serves the codec without this setting"
         )
     listener = listening(listen, name)

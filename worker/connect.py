@@ -182,7 +182,7 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()
         write_ring(path, ring)
-        print(f"Created key {ring.current} in {path}. Back it up: encrypted histories cannot be read without it")
+        print(f"Created key {ring.current} in {path}. Back up the key: encrypted histories cannot be read without it")
     return settings
 
 

@@ -437,8 +437,8 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
         name = next(filter(None, versions), "").partition(":")[0]
     if not name:
         raise SettingsError(
-            "worker.deployment is not set, so workers have no versions. Set it in the settings of all workers, for "
-            "example worker.deployment: tightloop"
+            "worker.deployment is not set, so workers have no versions. Set worker.deployment in the settings of "
+            "all workers, for example worker.deployment: tightloop"
         )
     return Deployment(client, settings, name, build_id)
 
@@ -506,7 +506,7 @@ async def promote(client: Client, settings: Settings, days: int, *, unversioned:
     if unversioned:
         # Promoting a build ends a ramp by itself; promoting unversioned workers does not.
         await deployment.ramp(0)
-    new = f"{deployment.version} is current: new workflows start on it" if deployment.version else _BACK
+    new = f"{deployment.version} is current: new workflows start on this build" if deployment.version else _BACK
     return "\n".join([report, new, await _drain(deployment)])
 
 

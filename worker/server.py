@@ -74,7 +74,7 @@ async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
     try:
         for _ in range(RESTARTS):
             await process.wait()
-            logger.warning("%s exited with code %s; restarting it", name, process.returncode)
+            logger.warning("%s exited with code %s and is being restarted", name, process.returncode)
             try:
                 process = await launch()
             except ServiceUnavailableError as error:

@@ -193,7 +193,7 @@ class PackedArtifacts:
         if code & 0xFF in _FULL:
             return StorageFullError.of(self._path, error)
         if code & 0xFF in _DAMAGED:
-            return ArtifactCorruptError(f"{self._path} is damaged: {error}. Restore it from a backup")
+            return ArtifactCorruptError(f"{self._path} is damaged: {error}. Restore the file from a backup")
         return error
 
 

@@ -418,5 +418,5 @@ def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> 
         if tree.snapshot() != tree_id:
             remove_tree(place)
             raise WorkspaceError(
-                f"git does not ignore {path}. Add it to .gitignore, or start in a worktree: --worktree"
+                f"git does not ignore {path}. Add {path} to .gitignore, or start in a worktree: --worktree"
             )

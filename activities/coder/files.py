@@ -110,7 +110,9 @@ def check_writable(path: str) -> None:
     """
     # Case-folded, because on macOS `.GIT` is the same folder.
     if fits(PROTECTED, path, folded=True):
-        raise ToolError(f"{format_path(path)} is protected: only a person may change it. Continue without changing it")
+        raise ToolError(
+            f"{format_path(path)} is protected: only a person may change this file. Continue without changing the file"
+        )
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:

@@ -153,7 +153,7 @@ class ChangedTests:
         assert context.tree is not None
         tree, path = context.tree, proposed.path
         if not (_TEST_FILE.fullmatch(path) and path.isprintable()):
-            return f"{path} is not a pytest file. Name it test_....py"
+            return f"{path} is not a pytest file. Name the file test_....py"
         if path.encode() in tree.entries(context.base_tree):
             return f"{path} already exists. Choose the path of a new file"
         change = FileChange(path=path, before=None, after=proposed.content.encode("utf-8", "replace"), text="")

@@ -108,7 +108,7 @@ EDITED_LINES = 24
     "Replace text that occurs exactly once in a file. Quote enough whole lines to make the match unique.",
     path=PATH,
     old=text("Text to replace, without line numbers"),
-    new=text("Replacement text; empty: remove the old text"),
+    new=text("Replacement text (empty: remove the old text)"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     """Prepare an edit of a file. The result shows the surrounding lines."""
@@ -145,8 +145,8 @@ def finish(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 @tool(
-    "Stop because the task cannot be done, or because a check should keep failing: it contradicts the task. A person "
-    "decides then. Do not work around such a check.",
+    "Stop because the task cannot be done, or because a check contradicts the task and should keep failing. A "
+    "person then decides. Do not work around such a check.",
     reason={"type": "string", "description": "Why, in one sentence", "minLength": 1, "maxLength": TITLE_CHARACTERS},
     left_red=optional("boolean", "true: the task is done except for a check that should keep failing"),
 )
@@ -162,8 +162,8 @@ SHOWN_FILES = 400
 @tool(
     "List the files of the project, except files that git ignores.",
     reads=True,
-    path=optional("string", "Folder, for example src; null: all folders"),
-    glob=optional("string", "Pattern for paths, for example **/test_*.py; null: all files"),
+    path=optional("string", "Folder, for example src (null: all folders)"),
+    glob=optional("string", "Pattern for paths, for example **/test_*.py (null: all files)"),
 )
 def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
     names = find_files(context.root, arguments["path"], arguments["glob"])
@@ -188,7 +188,7 @@ RESULTS_LIMIT = 10
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Search the project memory and return the best matches first."""
     if context.memory is None:
-        return ToolResult("this project has no memory. Continue without it")
+        return ToolResult("this project has no memory. Continue without the memory")
     matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)
     return ToolResult("\n\n".join(matches) or "the memory contains nothing relevant")
 
@@ -202,8 +202,8 @@ SHOWN_CHARACTERS = 9_000
     "Read a text file with line numbers. To read an earlier result, pass its name, result:<id>.",
     reads=True,
     path=text("Path relative to the project root, or result:<id>"),
-    start=optional("integer", "First line, counted from 1; null: the first line", minimum=1),
-    end=optional("integer", "Last line; null: as many lines as fit", minimum=1),
+    start=optional("integer", "First line, counted from 1 (null: the first line)", minimum=1),
+    end=optional("integer", "Last line (null: as many lines as fit)", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return numbered lines of a file or of an earlier result in the session."""
@@ -259,7 +259,7 @@ NOTE_CHARACTERS = 2_000
 def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Store a fact in the project memory. Idempotent."""
     if context.memory is None:
-        return ToolResult("nothing was saved because this project has no memory. Continue without it")
+        return ToolResult("nothing was saved because this project has no memory. Continue without the memory")
     context.memory.remember(arguments["key"], arguments["text"])
     return ToolResult(f"saved as {arguments['key']!r}")
 
@@ -268,11 +268,11 @@ def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
     "Search the text files of the project line by line with a regular expression.",
     reads=True,
     pattern=text("Regular expression in ripgrep syntax"),
-    path=optional("string", "Folder or file, for example src; null: all files"),
-    glob=optional("string", "Pattern for paths, for example **/*.py; null: all files"),
+    path=optional("string", "Folder or file, for example src (null: all files)"),
+    glob=optional("string", "Pattern for paths, for example **/*.py (null: all files)"),
     literal=optional("boolean", "true: treat the pattern as plain text"),
     ignore_case=optional("boolean", "true: ignore case"),
-    context=optional("integer", "Lines shown around each match; null: 0", minimum=0, maximum=10),
+    context=optional("integer", "Lines shown around each match (null: 0)", minimum=0, maximum=10),
 )
 def search(arguments: Arguments, context: ToolContext) -> ToolResult:
     query = Query(
@@ -320,7 +320,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
             "type": ["array", "null"],
             "items": {"type": "string", "minLength": 1},
             "maxItems": TESTS_LIMIT,
-            "description": "Pytest names of tests, for example tests/test_a.py::test_b; null: all checks",
+            "description": "Pytest names of tests, for example tests/test_a.py::test_b (null: all checks)",
         },
     )
     def run_tests(arguments: Arguments, context: ToolContext) -> ProgramStart:
@@ -351,7 +351,8 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
             # The check's own pytest command, which runs in the right environment.
             return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
-        f"cannot run single tests because no check runs pytest ({'; '.join(checks)[:300]}). Use null or run_command"
+        f"cannot run single tests because no check runs pytest ({'; '.join(checks)[:300]}). Pass null to run "
+        "all checks, or use run_command"
     )
 
 

@@ -109,7 +109,8 @@ class CommandExecutor(Executor):
         if program and self.sandbox.name != _DOCKER and "{" not in program and shutil.which(program) is None:
             return Availability(
                 usable=False,
-                reason=f"program {program!r} in executor.argv was not found in PATH. Install it on the worker's host",
+                reason=f"program {program!r} in executor.argv was not found in PATH. Install the program on the "
+                "worker's host",
             )
         return Availability()
 
@@ -143,7 +144,7 @@ class CommandExecutor(Executor):
             if missing := [program for program in programs if shutil.which(program, path=path) is None]:
                 return fatal_outcome(
                     f"program {missing[0]!r} was not found in the workspace's .venv, next to tightloop's Python, "
-                    "or in PATH. Install it on the worker's host",
+                    "or in PATH. Install the program on the worker's host",
                     ErrorKind.MISSING_PROGRAM,
                 )
             run = partial(self.sandbox.run, cancelled=control.is_cancelled, started=control.own_process)

@@ -229,8 +229,6 @@ def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
         named = name == choice.name and "argv" in choice.options
         if availability.usable or named:
             return ExecutorSelection(name, executor, tuple(passed_over))
-        passed_over.append(
-            shorten(f"{name}: {availability.reason or 'it cannot be used on this host'}", REASON_CHARACTERS)
-        )
+        passed_over.append(shorten(f"{name}: {availability.reason or 'not usable on this host'}", REASON_CHARACTERS))
     # Not an exception: the delivery then has an outcome, which the episode shows with the reasons.
     return ExecutorSelection(choice.name, NoExecutor("no executor is usable. " + "; ".join(passed_over)))

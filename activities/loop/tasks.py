@@ -68,7 +68,7 @@ class RuleTaskPlanner:
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
         if tasks and not all(task.definition_of_done for task in tasks):
-            problem = "the project has no gate that can verify the goal. Specify one: --gate 'pytest -q'"
+            problem = "the project has no gate that can verify the goal. Specify a gate: --gate 'pytest -q'"
             return TaskAnswer(problem=problem, model=NAME)
         if tasks:
             return TaskAnswer(tasks=tasks, model=NAME)

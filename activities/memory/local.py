@@ -42,7 +42,7 @@ class LocalEmbedder:
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise SettingsError(
-                f"memory.folder {str(folder)!r} does not contain {', '.join(missing)}. Set it to the "
+                f"memory.folder {str(folder)!r} does not contain {', '.join(missing)}. Set memory.folder to the "
                 "folder of a model such as all-MiniLM-L6-v2, or set memory.embedder: hashing"
             )
         try:
@@ -50,7 +50,7 @@ class LocalEmbedder:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise SettingsError(
-                f"memory.embedder is local, but the package {error.name} is not installed. Install it for "
+                f"memory.embedder is local, but the package {error.name} is not installed. Install the package for "
                 "the worker: pip install tokenizers safetensors (or set memory.embedder: hashing)"
             ) from None
         self._weights: Mapping[str, Matrix] = load_file(str(folder / "model.safetensors"))

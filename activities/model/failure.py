@@ -20,7 +20,7 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 # Advice to the operator by HTTP status, shown with the service's own text.
 _ADVICE = {
     400: "the service rejected the request. Choose a model that supports JSON schemas and has a large enough context",
-    401: "the key is not valid. Set OPENAI_API_KEY to a valid key, and check that it belongs to this base URL",
+    401: "the key is not valid. Set OPENAI_API_KEY to a valid key, and check that the key belongs to this base URL",
     403: "the key lacks a required permission. Check the key's permissions, its project and the region",
     404: "the address or model does not exist. Check the base URL (it must end in /v1) and the model names",
     422: "the service rejected the request. Choose a model that supports JSON schemas",

@@ -395,7 +395,7 @@ class OwnWorktree:
             return self._conflict(work, request, run_result, merged)
         replace_files(work.tree, self._trees, store, work.request.expected_tree, merged.tree)
         count = format_count(len(self._trees.changed_paths(store, work.request.expected_tree, merged.tree)), "file")
-        return replace(run_result, tree=merged.tree, summary=f"{run_result.summary}; {count} changed")
+        return replace(run_result, tree=merged.tree, summary=f"{run_result.summary}, {count} changed")
 
     def _conflict(
         self, work: Work, request: SettleRequest, run_result: RunnerResult, merged: TreeMerge

@@ -37,7 +37,7 @@ def resolve_path(root: Path, path: str) -> Path:
     if any(part.casefold() in CLOSED for part in parts):
         raise InvalidRequestError(f"{path!r} is in a folder that steps must not access ({', '.join(sorted(CLOSED))})")
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
-        raise InvalidRequestError(f"path {path[:80]!r}... is too long. Shorten it")
+        raise InvalidRequestError(f"path {path[:80]!r}... is too long. Shorten the path")
     location = root
     # Not the last part: it may be missing, and readers open it with O_NOFOLLOW.
     for part in parts[:-1]:

@@ -419,7 +419,9 @@ def _digest(content: bytes) -> str:
 
 
 def _corrupt(path: Path) -> ArtifactCorruptError:
-    return ArtifactCorruptError(f"{path} is not a valid step record. Restore it from a backup, or remove it")
+    return ArtifactCorruptError(
+        f"{path} is not a valid step record. Restore the file from a backup, or remove the file"
+    )
 
 
 def _write(path: Path, content: bytes) -> None:

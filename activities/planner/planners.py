@@ -297,7 +297,8 @@ def _repeat_solutions(
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"{recollections[0].check!r} is part of the definition of done, and this made it pass before",
+            rationale=f"{recollections[0].check!r} is part of the definition of done, and this fix made the "
+            "check pass before",
         ),
     )
     followed = tuple(pattern.id for pattern in patterns)

@@ -225,7 +225,11 @@ def _end(name: str) -> _Ending:
     if inspected.returncode != 0:
         return _Ending(error="" if "No such" in inspected.stderr else inspected.stderr.strip()[-300:])
     state = json.loads(inspected.stdout)
-    left = "" if removed.returncode == 0 else f"could not remove container {name}. Remove it: docker rm --force {name}"
+    left = (
+        ""
+        if removed.returncode == 0
+        else f"could not remove container {name}. Remove the container: docker rm --force {name}"
+    )
     return _Ending(
         # Go's zero time: the container never started.
         began=not state["StartedAt"].startswith("0001-"),

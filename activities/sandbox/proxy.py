@@ -300,7 +300,7 @@ class _ProxyServer:
         if ruling.refusal:
             # On a usual port the name is enough as an entry; a private host needs its port in the list.
             entry = host.name if host.port in PORTS.values() and not is_private(host.name) else host.authority
-            sentence = f"sandbox.network does not list {host.authority}. Add '{entry}' to allow it"
+            sentence = f"sandbox.network does not list {host.authority}. To allow this host, add '{entry}'"
             raise _Refusal("403 Forbidden", sentence)
         try:
             addresses = await judged_addresses(host.name, host.port, allow_private=ruling.private)

@@ -55,8 +55,8 @@ class UserRepository:
                 and not candidate.is_relative_to(real / ".git")
             ):
                 raise WorkspaceError(
-                    f"{root} uses the git folder {candidate}, which is inside the working tree, so an agent "
-                    "could forge it. Use a normal .git folder"
+                    f"{root} uses the git folder {candidate}, which is inside the working tree, so an agent could "
+                    "forge the git folder. Use a normal .git folder"
                 )
 
     def head(self) -> str:

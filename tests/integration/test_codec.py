@@ -268,7 +268,10 @@ def test_a_codec_server_without_an_address_says_what_to_set(tmp_path: Path) -> N
         timeout=90,
     )
     assert done.returncode == 1
-    assert "codec.listen is not set. For a cluster, set it to an address, for example 127.0.0.1:8234" in done.stderr
+    assert (
+        "codec.listen is not set. For a cluster, set codec.listen to an address, for example 127.0.0.1:8234"
+        in done.stderr
+    )
 
 
 # -- Temporal's own command line ----------------------------------------------------------------

@@ -230,7 +230,7 @@ def episode_questions() -> Iterator[Question]:
     yield report_question()
     yield crash_question(Crash(moved=True, effects_outside="it may push to origin"), "publish the release notes")
     yield hand_off_question(
-        "Enter was pressed, but the agent has not acknowledged it", "Make the parser accept empty files", "msg-4"
+        "Enter was pressed, but the agent has not acknowledged the plan", "Make the parser accept empty files", "msg-4"
     )
     yield drift_question(DRIFT)
 

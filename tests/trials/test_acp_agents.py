@@ -239,7 +239,7 @@ def test_a_killed_agent_goes_on_with_its_session(bench: Bench) -> None:
         assert remembers
     else:  # it finds a session that never came to the end of a turn only in a later minute than that of its start
         assert (bench.name, remembers) == ("gemini", False)
-        assert second.summary.endswith("cannot resume the earlier session; starting a new session; both")
+        assert second.summary.endswith("cannot resume the earlier session, so a new session is started; both")
 
 
 def kept(homes: Path, words: str) -> bool:

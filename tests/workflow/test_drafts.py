@@ -188,7 +188,7 @@ async def test_if_only_drafts_fail_twice_the_owner_decides_who_is_wrong(
     if option == "withdraw":
         assert result.reason == "all checks pass: 1/1, also 1 hidden scenario (1 drafted)"
         [change] = scenarios.changes
-        assert change.startswith("ada found them wrong: 1 drafted scenario withdrawn (")
+        assert change.startswith("ada found the scenarios wrong: 1 drafted scenario withdrawn (")
         assert change in lines
         assert (workspace / "calc.py").read_text() == works[2]
     else:
@@ -209,4 +209,4 @@ async def test_a_person_withdraws_all_drafts(
     scenarios = proof_of(workspace, result.proof).scenarios
     assert scenarios is not None
     assert (scenarios.total, scenarios.drafted) == (0, 0)
-    assert scenarios.changes[0].startswith("ada withdrew them: 1 drafted scenario withdrawn")
+    assert scenarios.changes[0].startswith("ada withdrew the scenarios: 1 drafted scenario withdrawn")

@@ -152,7 +152,7 @@ class WorkRegistry:
         # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
             logger.info(
-                "%s had already finished; attempt %d reuses its result",
+                "%s had already finished, so attempt %d reuses its result",
                 attempt.info.activity_type,
                 attempt.info.attempt,
             )
@@ -161,7 +161,11 @@ class WorkRegistry:
         if work is None:
             work = self._begin(Work(attempt, in_thread=in_thread), perform)
         else:
-            logger.info("%s is still running; attempt %d joins it", attempt.info.activity_type, attempt.info.attempt)
+            logger.info(
+                "%s is still running, so attempt %d waits for its result",
+                attempt.info.activity_type,
+                attempt.info.attempt,
+            )
             work.attempt = attempt
         try:
             await _wait(work, attempt, beat)

@@ -228,7 +228,7 @@ class Presence:
         failed = sum(await asyncio.gather(*(fail(workflow_id) for workflow_id in notes.workflows)))
         if failed:
             name = notes.identity.partition("/")[0]
-            logger.warning("the worker process %s has ended; retrying %d of its activities", name, failed)
+            logger.warning("the worker process %s has ended, so %d of its activities are retried", name, failed)
 
 
 def _make_failure(identity: str) -> Failure:

@@ -117,8 +117,8 @@ async def verify_search_attributes(client: Client) -> None:
     if wrong:
         raise SettingsError(
             f"the namespace {client.namespace!r} is missing the search attributes {', '.join(wrong)}, or has them "
-            f"with a different type. Set up the namespace once with: {setup_command(*where)}; or by hand: "
-            f"{registration_command(*where, wrong)}"
+            f"with a different type. Set up the namespace once with: {setup_command(*where)}. Alternatively, "
+            f"register the attributes by hand: {registration_command(*where, wrong)}"
         )
 
 

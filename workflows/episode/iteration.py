@@ -196,7 +196,7 @@ class Proof:
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
             return False
         if answer is not None and answer.option == WITHDRAW:
-            record.apply(state_changes.without_drafts, f"{answer.by} found them wrong", proved.failed_drafts)
+            record.apply(state_changes.without_drafts, f"{answer.by} found the scenarios wrong", proved.failed_drafts)
             return True
         if answer is None or answer.option not in (ACCEPT, ASKED):
             record.apply(state_changes.with_refused_proof, proved.title, proved.evidence)
@@ -495,7 +495,7 @@ class Iteration:
             f"{checkpoint.id}: {record.state.plan_title or 'no plan'} - checks {checkpoint.checks}, "
             f"{tracked.tracking.probability_class.value}, "
             f"{format_count(tracked.tracking.files_changed, 'file')} changed"
-            + (f"; executor {report.status.value}: {clip(report.error, 100)}" if report and report.error else ""),
+            + (f", executor {report.status.value}: {clip(report.error, 100)}" if report and report.error else ""),
         )
 
     async def reflect(self) -> None:

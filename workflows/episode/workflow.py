@@ -286,7 +286,7 @@ class EpisodeCommands(Commands):
             for question in record.find(QuestionKind.PROOF):
                 record.settle_question(question)
         if change.no_drafts or request.goal != before.goal:
-            self._withdraw_drafts(f"{change.by} {'withdrew them' if change.no_drafts else 'changed the goal'}")
+            self._withdraw_drafts(f"{change.by} {'withdrew the scenarios' if change.no_drafts else 'changed the goal'}")
         if (request.executor, request.planner) != (before.executor, before.planner):
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")

@@ -105,7 +105,7 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
         for task in revised.tasks:
             if task.conflict_of:
-                detail = f"{task.conflict_of} could not be merged; {task.task_id} will resolve the conflict"
+                detail = f"{task.conflict_of} could not be merged, so {task.task_id} will resolve the conflict"
                 self.log("conflict", detail, task.task_id)
         return bounds
 

@@ -53,7 +53,7 @@ class Waiting:
             # The files on disk may be those of the discarded run. The next `keep_edits` puts them back.
             context.is_reset = False
             context.expect_own_leftovers()
-            context.log("reset", "the run was reset in Temporal; the files are being restored")
+            context.log("reset", "the run was reset in Temporal, and the files are being restored")
             self._reporting.show_again()
 
     async def next_event(self) -> None:
@@ -173,5 +173,5 @@ class Waiting:
 
 def _summary(progress: PlanProgress) -> str:
     if progress.put_back:
-        return "restore files that stopped work changed"
+        return "restore files that were changed by stopped work"
     return "keep edits made during the pause" if progress.drift is None else "keep or undo changes made by someone else"

@@ -287,8 +287,8 @@ class ActivityRunner:
                     if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
                         is_reported = True
                         self._routing.report_missing_worker(
-                            f"no worker on task queue {queue!r} has accepted {error.activity_type} yet. The workflow is "
-                            "still waiting"
+                            f"no worker on task queue {queue!r} has accepted {error.activity_type} yet. The workflow "
+                            "is still waiting"
                         )
         finally:
             self._waits.pop((since, queue), None)

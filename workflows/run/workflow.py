@@ -206,8 +206,8 @@ class RunWorkflow(ABC):
         return list(self._run.core.timeline)
 
     @workflow.query(
-        description="Events of this Temporal run, by page. Argument: number of events to skip; -1 skips those from "
-        "before a reset"
+        description="Events of this Temporal run, by page. Argument: number of events to skip. -1 skips the events "
+        "from before a reset"
     )
     def events(self, after: int = 0) -> TimelinePage:
         """Return a page of this Temporal run's events."""

@@ -282,7 +282,7 @@ class AgentHost:
         """
         root, program = Path(order.root), find_trusted_program(launch.argv[0])
         if program is None:
-            raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it on the worker's host")
+            raise ExecutorError(f"the program {launch.argv[0]} was not found. Install the program on the worker's host")
         inside = self.tree_inside(order, own_sandbox=launch.own_sandbox)
         outside = (root, inside, self.homes, *self.writable)
         # Otherwise a delivery could replace the program that the next one runs with the user's login.

@@ -224,7 +224,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
     try:
         # A hostile repository may contain a symlink here.
         if Path(os.path.realpath(folder)) != Path(os.path.realpath(root)).joinpath(*FOLDER):
-            raise ExecutorError(f"{folder} is a symlink that points outside the working tree. Remove it")
+            raise ExecutorError(f"{folder} is a symlink that points outside the working tree. Remove the symlink")
         folder.mkdir(parents=True, exist_ok=True)
         # Keeps the plan out of `git status` and of the user's commits.
         replace_file(folder / _IGNORE, b"*\n")

@@ -60,7 +60,7 @@ _UNDECIDED = {
     ),
     NextStep.AMBIGUOUS: (
         HandOffEnd.AMBIGUOUS,
-        "Enter was pressed, but the agent has not acknowledged it, and the text is no longer in the chat box",
+        "Enter was pressed, but the agent has not acknowledged the plan, and the text is no longer in the chat box",
     ),
 }
 

@@ -339,7 +339,7 @@ class FetchRunner:
         named = (item.get("url", item) if isinstance(item, dict) else item for item in listed)
         urls = list(dict.fromkeys(str(item).strip() for item in named))
         if len(urls) > URLS_LIMIT:
-            problem = f"{len(urls)} addresses exceed the limit of {URLS_LIMIT}. Fetch them in several steps"
+            problem = f"{len(urls)} addresses exceed the limit of {URLS_LIMIT}. Fetch the addresses in several steps"
             return cache, urls[:URLS_LIMIT], problem
         return cache, urls, ""
 

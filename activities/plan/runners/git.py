@@ -46,7 +46,7 @@ def pull_request_text(
     lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in step_records]
     parts = [
         f"# {title}",
-        f"**Not proven yet**: the plan had not ended when this was written. See `tightloop status {plan_id}`",
+        f"**Not proven yet**: the plan had not ended when this text was written. See `tightloop status {plan_id}`",
         section("Not done or not proven", left, STEPS_SHOWN),
         plan.description or plan.title,
         section("What was done", lines, STEPS_SHOWN),

@@ -313,7 +313,7 @@ class Walk:
         if depth > DEPTH_LIMIT:
             raise GitError(
                 f"{_decode_path(prefix)[:100]}... contains folders nested more than {DEPTH_LIMIT} levels deep. "
-                "Remove them, or add them to .gitignore"
+                "Remove these folders, or add them to .gitignore"
             )
 
     def _below(

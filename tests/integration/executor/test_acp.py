@@ -199,7 +199,7 @@ def test_a_person_who_says_no_is_obeyed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("sessions", "lost", "said"),
     [
-        ("none", False, "cannot resume the earlier session; starting a new session"),
+        ("none", False, "cannot resume the earlier session, so a new session is started"),
         ("load_fails", False, "session/load failed: Internal error"),
         ("resume", True, "session/resume failed: Resource not found"),
     ],

@@ -337,7 +337,7 @@ def test_lost_session_begins_again_and_the_summary_says_so(bench: Bench) -> None
     with FakeModel(shell("echo hi > a.txt"), say("done")) as model:
         outcome = bench.deliver(model, resume=token)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome
-    assert "cannot resume the earlier session; starting a new session" in outcome.summary
+    assert "cannot resume the earlier session, so a new session is started" in outcome.summary
     assert (bench.root / "a.txt").exists()
 
 

@@ -153,7 +153,7 @@ class TestFiles:
         )
         plan = stage(root, *steps)
         for step in ("e", "f", "g"):
-            assert "is too long. Shorten it" in plan.failed(step)
+            assert "is too long. Shorten the path" in plan.failed(step)
 
     @pytest.mark.parametrize(
         ("left", "path", "why"),

@@ -72,7 +72,9 @@ def test_damaged_file_of_small_artifacts_is_named(tmp_path: Path) -> None:
     ref = LocalArtifactStore(tmp_path).put(b"hello", name="plan")
     close_idle()
     (tmp_path / PACKED).write_bytes(b"no database" * 1_000)
-    with pytest.raises(ArtifactCorruptError, match=rf"{tmp_path / PACKED} is damaged: .*Restore it from a backup"):
+    with pytest.raises(
+        ArtifactCorruptError, match=rf"{tmp_path / PACKED} is damaged: .*Restore the file from a backup"
+    ):
         LocalArtifactStore(tmp_path).get(ref)
 
 

@@ -251,7 +251,7 @@ def test_packages_are_copied_into_a_workspace_without_a_worktree(tmp_path: Path)
     assert sorted(path.name for path in workspace.iterdir()) == [".git", ".gitignore", "a.txt", "node_modules"]
     (workspace / ".gitignore").write_text("")
     shutil.rmtree(workspace / "node_modules")
-    with pytest.raises(WorkspaceError, match=r"git does not ignore node_modules\. Add it to \.gitignore"):
+    with pytest.raises(WorkspaceError, match=r"git does not ignore node_modules\. Add node_modules to \.gitignore"):
         set_up(scope, MAKE)
     assert not (workspace / "node_modules").exists()
 

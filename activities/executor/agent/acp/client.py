@@ -277,7 +277,7 @@ class AcpClient:
                 continue
             self.session_id = session_id
             return session
-        warning = "; ".join([*problems, "cannot resume the earlier session; starting a new session"])
+        warning = "; ".join([*problems, "cannot resume the earlier session, so a new session is started"])
         self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
         return None
 
