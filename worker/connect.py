@@ -177,7 +177,7 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
                 f"{path} turns on privacy.encrypt, but a source with higher precedence turns it off. "
                 "Check the environment variable TIGHTLOOP_PRIVACY__ENCRYPT"
             )
-        print(f"Turned on privacy.encrypt in {path}. From now on, logs contain no content of messages")
+        print(f"Turned on privacy.encrypt in {path}. From now on, content is kept out of logs")
     path = key_file(settings.privacy)
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()

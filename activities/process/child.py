@@ -195,18 +195,18 @@ class Child:
             case Reason.MEMORY_LIMIT:
                 allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, footprint.resident_bytes / _MEGABYTE
                 return (
-                    f"killed: the command used {used:.0f} MB of memory, but the limit is {allowed:.0f} MB. Raise "
+                    f"killed: the program used {used:.0f} MB of memory, but the limit is {allowed:.0f} MB. Raise "
                     "the limit or use less memory"
                 )
             case Reason.PROCESS_LIMIT:
                 allowed = request.process_limit or 0
                 return (
-                    f"killed: the command ran {footprint.processes} processes at once, but the limit is {allowed}. "
+                    f"killed: the program ran {footprint.processes} processes at once, but the limit is {allowed}. "
                     "Raise the limit or start fewer processes"
                 )
             case Reason.OUTPUT_LIMIT:
                 allowed = request.output_limit_bytes or 0
-                return f"killed: the command wrote more than {allowed} bytes of output. Write less, or write to a file"
+                return f"killed: the program wrote more than {allowed} bytes of output. Write less, or write to a file"
             case Reason.DISK_LIMIT:
                 return self._grown
             case _:

@@ -160,7 +160,7 @@ class GrowthWatch:
         most = ", ".join(f"{name} ({size / _MEGABYTE:.0f} MB)" for name, size in added.most_common(_NAMED))
         allowed = f"{limit / _MEGABYTE:.0f} MB"
         return (
-            f"killed: the command added more than {allowed} to the disk, mostly in {most}. Write less, or raise "
+            f"killed: the program added more than {allowed} to the disk, mostly in {most}. Write less, or raise "
             "sandbox.disk_mb"
         )
 

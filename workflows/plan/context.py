@@ -315,8 +315,8 @@ class PlanContext(Run):
         example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
         return (
-            f"The open questions belong to child workflows of the plan: {where}. Answer the child workflow, for "
-            f"example: {example}"
+            f"The open questions belong to child workflows of the plan: {where}. Send the answer to the child "
+            f"workflow, for example: {example}"
         )
 
     # -- holds, and the end -------------------------------------------------------------------------

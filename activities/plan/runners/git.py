@@ -190,7 +190,7 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     if filtered := filtered_paths(git, paths):
         return make_failure(
             f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not "
-            "run. Commit manually, or exclude these files"
+            "run. Carry out the step manually, or exclude these files"
         )
     return None
 

@@ -68,7 +68,7 @@ def test_a_program_that_fills_the_disk_is_ended_and_told_where(disk: Path, code:
     begun = time.monotonic()
     result = run(disk, code + LINGER)
     assert result.reason is Reason.DISK_LIMIT, result
-    assert result.message.startswith("killed: the command added more than 67 MB to the disk, mostly in ")
+    assert result.message.startswith("killed: the program added more than 67 MB to the disk, mostly in ")
     assert most in result.message
     assert "before" not in result.message
     assert time.monotonic() - begun < 30

@@ -317,7 +317,7 @@ class AcpExecutor(AgentHost, Executor):
         program_name = program or self.settings.program or self.agent.program
         if not program_name:
             return 'the executor acp requires a command line. Set the option argv, for example to ["my-agent", "--acp"]'
-        how = f"Install the program ({self.agent.get_it})" if self.agent.get_it else "Install it"
+        how = f"Install the program ({self.agent.get_it})" if self.agent.get_it else "Install the program"
         return (
             f"the program {program_name!r} for the executor {self.agent.name} was not found. {how}, or set "
             f"executor.agents.{self.agent.name}.program to its path"
