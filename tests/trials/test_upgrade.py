@@ -247,7 +247,7 @@ async def test_this_commit_and_the_next_are_replayed_and_promoted_after_retentio
             if count == 2:
                 assert 'classname="RetentionWorkflow"' in report.read_text()
                 assert "50 % of new workflows" in run_worker_command(stack, commit, "deploy", "ramp", "--percent", "50")
-            assert "is current: new workflows start on this build" in run_worker_command(stack, commit, "deploy", "promote")
+            assert "is current: new workflows start on" in run_worker_command(stack, commit, "deploy", "promote")
             episode_id = await client.start(request)
             result = await asyncio.wait_for(client.result(episode_id), 120)
             assert result.outcome is EpisodeOutcome.SUCCEEDED

@@ -137,7 +137,7 @@ async def test_words_at_a_spent_budget_are_read_after_the_top_up(
         still = await client.status(episode_id)
         await client.top_up(episode_id, iterations=3)
         await client.result(episode_id)
-    assert "still waiting" in answer
+    assert "still needs an answer" in answer
     assert still.questions[0].kind is QuestionKind.BUDGET
     assert "operator: shorter lines" in planner.briefings[2].notes
 

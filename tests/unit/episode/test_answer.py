@@ -133,7 +133,7 @@ def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> N
     assert deviation.respond("use the other parser") == "the planner will read the message. The episode continues"
     assert deviation.record.waiting == ()
     work = Episode(WORK)
-    assert "still waiting" in work.respond("I could not do it")
+    assert "still needs an answer" in work.respond("I could not do it")
     assert work.is_waiting
     work.resume("two joints")
     assert work.is_waiting
@@ -164,7 +164,7 @@ def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
 
 def test_the_option_cancel_ends_the_episode() -> None:
     episode = Episode(BUDGET)
-    assert episode.answer("cancel: enough") == "the answer is 'cancel'; the episode will end"
+    assert episode.answer("cancel: enough") == "the answer is 'cancel', so the episode will end"
     assert episode.record.core.cancel == "enough"
 
 
