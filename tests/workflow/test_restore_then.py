@@ -166,7 +166,9 @@ async def test_edits_made_while_a_restore_waits_are_not_called_kept_and_can_be_b
         await client.cancel(episode_id)
         await client.result(episode_id)
     assert not [line for line in timeline if "were kept" in line.text]
-    command = [line.text for line in timeline if line.kind == "saved"][-1].removeprefix("to restore the changes: ")
+    command = [line.text for line in timeline if line.kind == "saved"][-1].removeprefix(
+        "to restore the saved files, run: "
+    )
     subprocess.run(command, shell=True, check=False, timeout=60, cwd="/")
     assert (workspace / "mine.txt").read_text() == MINE
 
