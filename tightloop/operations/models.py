@@ -195,7 +195,7 @@ class Approval(Request):
     text: Text = ""
     """Reason to record."""
     option: Name = "approve"
-    """Option to choose, if the gate defines its own options."""
+    """Option to choose if the gate defines its own options."""
 
 
 class Rejection(Request):
@@ -238,7 +238,7 @@ class Replan(Request):
     """Plan revision."""
 
     source: Source = ""
-    """Complete new plan. If empty, a planner writes the plan."""
+    """Complete new plan. If it is empty, a planner writes the plan."""
     rationale: Text = Field(default="", examples=["the release moved"])
     """Reason to record."""
 
