@@ -213,7 +213,7 @@ def test_a_file_that_somebody_writes_meanwhile_is_asked_about_undone_and_brought
     assert "somebody else changed 1 file: mine.txt. Keep or undo the change?" in out
     assert "changes made outside a pause were undone (1 file: mine.txt" in out
     assert not (shell.folder / "mine.txt").exists()
-    found = re.search(r"restore them: (.+)", out)
+    found = re.search(r"restore the changes: (.+)", out)
     assert found is not None, out
     subprocess.run(found[1], shell=True, check=True, timeout=60)
     assert (shell.folder / "mine.txt").read_text() == "mine"

@@ -130,7 +130,7 @@ class TestUndo:
         assert not (workspace / "my notes.txt").exists()
         told = end_lines(status)
         assert "changes made outside a pause were undone (2 files: app.py, my notes.txt)" in told
-        command = next(line for line in told if "restore them" in line).partition("restore them: ")[2]
+        command = next(line for line in told if "restore the changes" in line).partition("restore the changes: ")[2]
         subprocess.run(command, shell=True, check=True, timeout=60)
         assert (workspace / "my notes.txt").read_text() == "mine\n"
         assert "by a person" in (workspace / "app.py").read_text()

@@ -37,7 +37,7 @@ async def edit_while(workspace: Path, file: str) -> None:
 
 def bring_back(told: list[str], workspace: Path, *, whole: bool = True) -> None:
     """Run the last command that was printed, from somewhere else, and look at every byte of the person's files."""
-    command = [line for line in told if "restore them" in line][-1].partition("restore them: ")[2]
+    command = [line for line in told if "restore the changes" in line][-1].partition("restore the changes: ")[2]
     assert not (workspace / "picture.bin").exists()
     subprocess.run(command, shell=True, check=whole, timeout=60, cwd="/")
     assert (workspace / "app.py").read_text().endswith("# by a person\n")

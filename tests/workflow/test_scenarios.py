@@ -200,7 +200,7 @@ async def test_scenarios_of_a_plan_without_a_proof_and_unknown_ones_are_refused(
         plan = await client.result(plan_id)
         unknown = request_for(scenarios=scenarios.evolve(digest="0" * 64))
         episode = await client.result(await client.start(unknown))
-    assert "the plan has no proof" in plan.reason
+    assert "a plan without a definition_of_done has no proof" in plan.reason
     assert "are not on this host" in episode.reason
 
 

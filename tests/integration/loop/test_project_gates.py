@@ -257,7 +257,7 @@ def test_check_that_never_ends_is_stopped_and_said(inspect: Callable[[dict[str, 
     files = {"Makefile": "test:\n\tsleep 1000\n", "tests/test_a.py": "def test_a():\n    pass\n"}
     chosen, tried = inspect(files).trials(limit_s=15.0)
     assert [check.run for check in chosen.checks] == ["pytest -q"], "the next source takes its place"
-    assert tried[0].not_used == "it did not finish within 15 s"
+    assert tried[0].not_used == "the check did not finish within 15 s"
 
 
 def test_red_tests_are_known_by_name_and_decide_by_the_goal(inspect: Callable[[dict[str, str]], Inspected]) -> None:

@@ -172,7 +172,7 @@ async def test_goal_is_refused_while_the_setting_is_off(
         plan_id = await plans.start(PlanRequest(workspace=str(workspace), goal="do something"))
         result = await asyncio.wait_for(plans.result(plan_id), BOUND_S)
     assert result.outcome is PlanOutcome.FAILED
-    assert "plans.agent_planning is off. Set it to true" in result.reason
+    assert "plans.agent_planning is off. Set plans.agent_planning to true" in result.reason
 
 
 async def test_cancelled_branch_stops_its_alternatives_and_leaves_nothing(
