@@ -310,7 +310,8 @@ def result(
         text = result_patch(Path(status.workspace), status.id)
         show_either({"patch": text}, text.rstrip("\n"), as_json=as_json)
         return
-    delivered = status.delivered or f"the changed files are in {status.worktree or status.workspace}"
+    place = f"the changed files are in {status.worktree or status.workspace}"
+    delivered = status.delivered or ("no file has changed" if status.files_changed == 0 else place)
     if apply or branch:
         how = {"run": status.id, "workspace": status.workspace, "title": goal, "branch": branch}
         how |= {"status": status.list_status, "qualifier": status.qualifier, "reason": status.reason}

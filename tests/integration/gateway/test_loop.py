@@ -1,5 +1,6 @@
 """The project loop over HTTP, in the words of LO-3, with real workers."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,31 @@ from tightloop.client import TightloopClient
 from tightloop.host import state_folder
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
+
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d.*"
+STATES = "DRAFT|DISPATCHING|RUNNING|VERIFYING|VERIFIED|FAILED|CANCELLED"
+TASK = {"taskId": r"ptask_\w+", "description": ".+", "priority": r"\d+", "status": "[A-Z_]+"}
+PLANNED = {
+    "planId": r"plan_[\w-]+",
+    "projectId": ".+",
+    "orgId": ".+",
+    "status": STATES,
+    "createdAt": TIME,
+    "updatedAt": TIME,
+}
+VERIFIED = {"executedAt": TIME, "completedAt": TIME, "verifiedAt": TIME, "verifyRunId": r"verify_plan_.+"}
+CHECK = {"name": ".+", "passed": "True|False", "message": "(?s).*", "duration": r"\d+"}
+"""Fields of the specification with the values that they may have."""
+
+
+def has_fields(document: dict[str, Any], fields: dict[str, str]) -> bool:
+    """True if a document has all fields, each with a value that it may have."""
+    wrong = {
+        name: document.get(name) for name, value in fields.items() if not re.fullmatch(value, str(document.get(name)))
+    }
+    assert not wrong
+    return True
 
 
 async def test_a_project_is_planned_dispatched_and_verified(
@@ -35,7 +61,13 @@ async def test_a_project_is_planned_dispatched_and_verified(
             assert first.json() == again.json()
             plan = first.json()
             assert (plan["status"], len(plan["tasks"]), plan["projectId"]) == ("DRAFT", 5, project)
-            assert plan["tasks"][0].keys() >= {"taskId", "description", "priority", "dependencies", "status"}
+            assert has_fields(plan, PLANNED | {name: "None" for name in ("runId", *VERIFIED, "gateResult")})
+            assert re.fullmatch("pkt_[0-9a-f]{16}", plan["packetId"])
+            assert all(has_fields(task, TASK | {"status": "CREATED", "runId": "None"}) for task in plan["tasks"])
+            assert [task["dependencies"] for task in plan["tasks"]][3:] == [
+                ["ptask_1", "ptask_2"],
+                ["ptask_4", "ptask_3"],
+            ]
             at = first.headers["location"]
             early = await http.post(f"{at}/verify", json={})
             assert (early.status_code, early.json()["state"]) == (409, "DRAFT")
@@ -54,7 +86,14 @@ async def test_a_project_is_planned_dispatched_and_verified(
             done = await http.post(f"{at}/verify?wait=60", json={})
             assert done.status_code == 200, done.text
             assert (done.json()["status"], done.json()["gateResult"]["passed"]) == ("VERIFIED", True)
-            assert done.json()["gateResult"]["checks"][0].keys() >= {"name", "passed", "message", "duration"}
+            assert has_fields(done.json(), {name: VERIFIED[name] for name in ("verifyRunId", "verifiedAt")})
+            assert all(has_fields(check, CHECK) for check in done.json()["gateResult"]["checks"])
+            whole = (await http.get(f"{at}?fresh=true")).json()
+            assert has_fields(whole, PLANNED | VERIFIED)
+            assert all(has_fields(task, TASK | {"status": "COMPLETE", "runId": ".+"}) for task in whole["tasks"])
+            # A plan made from a packet, as the specification's example does it.
+            of_packet = await http.post(path, json={"packetId": plan["packetId"], "model": "claude-sonnet-4-20250514"})
+            assert (of_packet.status_code, of_packet.json().get("packetId")) == (201, plan["packetId"]), of_packet.text
             late = await http.post(f"{at}/dispatch", json={})
             assert (late.status_code, late.json()["state"]) == (409, "VERIFIED")
             wrong = await http.post(f"{at}/dispatch", json={"paralel": 1})
