@@ -19,7 +19,7 @@ from activities.alerts.activity import AlertActivities
 from activities.alerts.channels import SentAlerts, make_alert_delivery
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import VerificationActivities
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import ExecutorDependencies, LazyAgentSandbox, open_gateway
@@ -236,7 +236,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,
         differ=GitDiffer(),
-        checks=ProcessCheckRunner(host_surroundings.sandbox, settings.sandbox),
+        checks=CheckRunner(host_surroundings.sandbox, settings.sandbox),
         sandbox=host_surroundings.sandbox,
         sandbox_settings=settings.sandbox,
         executors=host_executors(settings, host_surroundings),

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from activities.alerts.activity import AlertDelivery
 from activities.artifacts.port import ArtifactStores
 from activities.artifacts.stores import open_local_store
-from activities.checks.activity import CheckRunner
+from activities.checks.runner import CheckRunner
 from activities.checks.setup import SandboxedSetups
 from activities.coder.activity import CoderActivities
 from activities.coder.calls import ToolExecutor

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from activities.artifacts.stores import LocalArtifactStore
 from activities.checks.activity import CheckView
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.proof import untracked
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.port import LockedTrees
@@ -92,7 +92,7 @@ def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
         network=not request.isolated,
         shared_folders=not request.isolated,
     )
-    runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
+    runner = CheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
     results = []
     for check in request.commands:
         result = runner.run(check, request.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
@@ -152,7 +152,7 @@ def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) ->
     restored. Other commits are not searched for copies.
     """
     tree, store = _Trees.open(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
-    runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
+    runner = CheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
     use = Runs(tree, store, runner, LocalCheckouts(), lambda: False, lambda _work: None)
     trees = LockedTrees(use.tree)
     before, after = trees.files(request.base_tree), trees.files(request.tree)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 from temporalio import activity
@@ -35,6 +35,9 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef, Value
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
 
 
 class CommandResult(Value):
@@ -70,38 +73,6 @@ class CheckView:
     """True if the check may write to the folders of `sandbox.write`."""
 
 
-class CheckRunner(Protocol):
-    """Runs a command from the definition of done."""
-
-    def run(
-        self,
-        check: Check,
-        root: Path,
-        *,
-        cancelled: Callable[[], bool],
-        started: Callable[[int], None],
-        view: CheckView = CheckView(),
-    ) -> CommandResult:
-        """Run the command in `root`. On return, its whole process tree has ended.
-
-        Args:
-            check: the command and its time limit.
-            root: working folder.
-            cancelled: polled at least once a second. If it returns True, the process tree is killed.
-            started: called with the command's pid.
-            view: changes to the environment.
-        """
-        ...
-
-    def path_inside(self, root: Path) -> Path:
-        """Return the path at which checks see the tree at `root`.
-
-        Raises:
-            SandboxUnavailableError: no sandbox works on this host. Not retryable.
-        """
-        ...
-
-
 # Every verification stays in the episode's history; the full output is an artifact.
 TAIL_IN_HISTORY = 360
 
@@ -120,7 +91,7 @@ class VerifyRequest(Value):
 class VerificationActivities:
     """Activities that run checks."""
 
-    def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner) -> None:
+    def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: "CheckRunner") -> None:
         self._workspaces = workspaces
         self._stores = stores
         self._runner = runner
@@ -198,7 +169,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
 
 
 def run_check(
-    runner: CheckRunner,
+    runner: "CheckRunner",
     check: Check,
     tree: CheckedTree,
     store: ArtifactStore,
@@ -229,7 +200,7 @@ def run_check(
 
 
 def run_check_with_retry(
-    runner: CheckRunner,
+    runner: "CheckRunner",
     check: Check,
     tree: CheckedTree,
     store: ArtifactStore,

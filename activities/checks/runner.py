@@ -46,7 +46,7 @@ def nested_environment(root: Path, command: str) -> NestedEnvironment:
     return NestedEnvironment({"PATH": path, "VIRTUAL_ENV": str(bin_folder.parent)}, project_python(folder))
 
 
-class ProcessCheckRunner:
+class CheckRunner:
     """Runs each check with a shell in the sandbox. If a program is missing, the exit code is 127."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
@@ -66,6 +66,13 @@ class ProcessCheckRunner:
         view: CheckView = CheckView(),
     ) -> CommandResult:
         """Run the command in `root`. Background processes are killed before it returns.
+
+        Args:
+            check: the command and its time limit.
+            root: working folder.
+            cancelled: polled at least once a second. If it returns True, the process tree is killed.
+            started: called with the command's pid.
+            view: changes to the environment.
 
         Raises:
             SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.

@@ -12,7 +12,7 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_text, write_durably
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, run_check
+from activities.checks.activity import run_check
 from activities.coder.port import (
     Brief,
     CheckWorkResult,
@@ -46,6 +46,7 @@ from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     # Workflows import this module, but must not import these.
+    from activities.checks.runner import CheckRunner
     from activities.coder.calls import ToolExecutor
     from activities.coder.reviewing import ChangedTests, CodeReviewer
     from activities.coder.turns import TurnTaker
@@ -86,7 +87,7 @@ class CoderActivities:
     tool_executor: "ToolExecutor"
     tests: "ChangedTests"
     reviewer: "CodeReviewer"
-    checks: CheckRunner
+    checks: "CheckRunner"
     memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
 

@@ -14,7 +14,8 @@ from jsonschema.exceptions import best_match
 from pydantic import ValidationError
 
 from activities.artifacts.port import FULL, write_durably
-from activities.checks.activity import CheckRunner, CheckView, CommandResult
+from activities.checks.activity import CheckView, CommandResult
+from activities.checks.runner import CheckRunner
 from activities.coder.files import PROTECTED, digest, format_path, read_file, remove_temporary, write_change
 from activities.coder.port import (
     FileChange,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activities.artifacts.port import put_text
-from activities.checks.activity import CheckRunner, run_check
+from activities.checks.activity import run_check
+from activities.checks.runner import CheckRunner
 from activities.coder.files import write_change
 from activities.coder.port import FileChange, JudgeResult, Review, ToolContext, ToolError, ToolResult
 from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of

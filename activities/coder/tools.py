@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from activities.checks.activity import CheckRunner
+from activities.checks.runner import CheckRunner
 from activities.coder.calls import judge_command, optional, run_shell, schema, text
 from activities.coder.files import (
     Query,

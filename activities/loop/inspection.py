@@ -11,7 +11,7 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, run_check
+from activities.checks.activity import run_check
 from activities.proof.finding import CheckFinder
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
@@ -29,6 +29,7 @@ from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip
 
 if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts
 
 READ_BYTES = 1_000_000
@@ -36,7 +37,7 @@ READ_BYTES = 1_000_000
 
 
 def run_gate(
-    runner: CheckRunner,
+    runner: "CheckRunner",
     gate: Check,
     tree: WorkingTree,
     store: ArtifactStore,
@@ -134,7 +135,7 @@ class InspectionActivities:
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ
-    runner: CheckRunner
+    runner: "CheckRunner"
     checkouts: "LocalCheckouts"
     history: History
     packets: PacketStores

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
 from activities.artifacts.port import put_model
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, run_check_with_retry
+from activities.checks.activity import run_check_with_retry
 from activities.plan.attempts.context import AttemptPorts
 from activities.plan.attempts.runner import (
     AttemptRunner,
@@ -82,6 +83,9 @@ from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Value, abridge, clip, format_count, shorten
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
 
 CONFLICTS_SHOWN = 10
 REASON_CHARACTERS = 500
@@ -261,7 +265,7 @@ def _fail_compensation(request: RunStepRequest, reason: str) -> CompensationResu
 TAIL_CHARACTERS = 240
 
 
-def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest) -> PlanVerification:
+def run_definition_of_done(ports: AttemptPorts, runner: "CheckRunner", request: VerifyPlanRequest) -> PlanVerification:
     """Run every check on exactly the expected tree. Idempotent, because the tree is restored afterwards.
 
     Raises:
@@ -314,7 +318,7 @@ class PlanPorts(AttemptPorts):
     """Dependencies of the plan activities."""
 
     ledgers: Ledgers
-    checks: CheckRunner
+    checks: "CheckRunner"
     runners: Mapping[Capability, Runner]
     children: Children
     writer: PlanWriter | None

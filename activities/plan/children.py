@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.checks.activity import CheckRunner, CommandResult
+from activities.checks.activity import CommandResult
+from activities.checks.runner import CheckRunner
 from activities.plan.attempts.runner import make_failure, replace_files
 from activities.plan.attempts.trees import GitTrees
 from activities.plan.files import read_text, shell_command

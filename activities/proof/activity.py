@@ -12,7 +12,7 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, verification_of
+from activities.checks.activity import verification_of
 from activities.proof import untracked
 from activities.proof.finding import CheckFinder
 from activities.proof.port import (
@@ -52,6 +52,7 @@ from tightloop.safety.drift import DriftCause, PromptPrivacy
 from tightloop.value import shorten
 
 if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts
 
     # Workflows import this module, but must not import the client of a model.
@@ -68,7 +69,7 @@ class ProofActivities:
         self,
         workspaces: Workspaces,
         stores: ArtifactStores,
-        runner: CheckRunner,
+        runner: "CheckRunner",
         bench: "LocalCheckouts",
         differ: Differ,
         scenarios: ScenarioStore,

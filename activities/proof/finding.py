@@ -15,7 +15,7 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, CheckView
+from activities.checks.activity import CheckView
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees
 from activities.proof.runs import FirstRun, Runs
@@ -33,6 +33,7 @@ from tightloop.value import clip
 from tightloop.wording import span
 
 if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts
 
 READ_BYTES = 1_000_000
@@ -56,7 +57,7 @@ class CheckFinder:
     """Finds and tries the checks of a locked working tree."""
 
     def __init__(
-        self, runner: CheckRunner, checkouts: "LocalCheckouts", store: ArtifactStore, *, limit_s: float = TRIAL_S
+        self, runner: "CheckRunner", checkouts: "LocalCheckouts", store: ArtifactStore, *, limit_s: float = TRIAL_S
     ) -> None:
         self._runner, self.checkouts, self._store = runner, checkouts, store
         self.limit_s = limit_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore
-from activities.checks.activity import CheckRunner, CheckView, CommandResult, run_check
+from activities.checks.activity import CheckView, CommandResult, run_check
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, UntrackedChanges
 from activities.workspace.port import CheckedTree
@@ -27,6 +27,7 @@ from tightloop.value import Value, clip, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
+    from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts, ProofFolder
 
 TAIL_CHARACTERS = 1_200
@@ -61,7 +62,7 @@ class Runs:
         self,
         tree: CheckedTree,
         store: ArtifactStore,
-        runner: CheckRunner,
+        runner: "CheckRunner",
         checkouts: "LocalCheckouts",
         cancelled: Callable[[], bool],
         heartbeat: Callable[[Work], None],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.proof import untracked
 from activities.proof.checkouts import REMOVAL, LocalCheckouts
 from activities.proof.port import LockedTrees
@@ -61,7 +61,7 @@ def _measure() -> Report:
         settings = SandboxSettings(unsafe_local=True)
         workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
         workspaces.prepare(scope, take_over=lambda _episode: True)
-        runner, bench = ProcessCheckRunner(choose_sandbox(settings), settings), LocalCheckouts()
+        runner, bench = CheckRunner(choose_sandbox(settings), settings), LocalCheckouts()
         check = Check(run=COMMAND)
         with workspaces.hold(scope) as tree:
             use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)

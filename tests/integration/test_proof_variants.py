@@ -11,7 +11,7 @@ import pytest
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CommandResult
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.copies import list_later_commits
 from activities.proof.proving import Subject, prove_tree
@@ -93,7 +93,7 @@ def test_comma():
 Prove = Callable[..., Proof]
 
 
-class FailingOnce(ProcessCheckRunner):
+class FailingOnce(CheckRunner):
     """Runs checks, except that one run fails."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, fails_at: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.artifacts.stores import LocalArtifactStore
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.coder.calls import ToolExecutor
 from activities.coder.port import CoderMemory, Tool, ToolContext, ToolResult
 from activities.coder.tools import make_tools
@@ -23,7 +23,7 @@ SESSION = "5e55" * 8
 
 
 def all_tools() -> tuple[Tool, ...]:
-    runner = ProcessCheckRunner(choose_sandbox(SETTINGS), SETTINGS, grace_s=0.5)
+    runner = CheckRunner(choose_sandbox(SETTINGS), SETTINGS, grace_s=0.5)
     return make_tools(runner)
 
 

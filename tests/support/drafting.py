@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.model.client import ModelService
 from activities.planner.scenario_writer import ScenarioWriter
 from activities.proof import untracked
@@ -59,7 +59,7 @@ async def draft_for(
     scope = EpisodeScope(episode_id="ep-drafts", workspace=str(root))
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
-    runner = ProcessCheckRunner(choose_sandbox(sandbox), sandbox)
+    runner = CheckRunner(choose_sandbox(sandbox), sandbox)
     with workspaces.hold(scope) as tree:
         use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
         begun = tree.snapshot()

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import copytree, which
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.proof import untracked
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.port import LockedTrees
@@ -80,7 +80,7 @@ def prove(folder: Path, work: Work, environment: Path, read: Sequence[Path] = ()
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
     settings = SandboxSettings(read=[str(path) for path in read])
-    runner = ProcessCheckRunner(choose_sandbox(settings), settings)
+    runner = CheckRunner(choose_sandbox(settings), settings)
     with workspaces.hold(scope) as tree:
         use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
         begun = tree.snapshot()

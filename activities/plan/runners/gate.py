@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from activities.checks.activity import CheckRunner
+from activities.checks.runner import CheckRunner
 from activities.plan.attempts.runner import fail_step, make_failure
 from activities.plan.files import shell_command
 from activities.plan.outputs import find_base_tree

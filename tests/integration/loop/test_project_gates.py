@@ -15,7 +15,7 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.loop.inspection import InspectionActivities, InspectRequest, run_gate
 from activities.loop.packet import last_commits, open_packets
 from activities.proof.checkouts import LocalCheckouts
@@ -114,7 +114,7 @@ def inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
         stores=open_local_store,
         ledgers=open_project,
         differ=GitDiffer(),
-        runner=ProcessCheckRunner(sandbox, SandboxSettings(), grace_s=0.5),
+        runner=CheckRunner(sandbox, SandboxSettings(), grace_s=0.5),
         checkouts=LocalCheckouts(),
         history=last_commits,
         packets=open_packets,

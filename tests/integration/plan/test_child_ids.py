@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.plan.children import StepChildren
 from activities.plan.requests import OpenPlanRequest, PlanScope, RunStepRequest, SettleRequest, StepRun
 from activities.sandbox.choose import choose_sandbox
@@ -89,7 +89,7 @@ def test_branch_is_judged_under_the_ids_that_its_alternatives_were_started_with(
 
 
 def _opened(root: Path, *steps: dict[str, Any]) -> Stage:
-    checks = ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX)
+    checks = CheckRunner(choose_sandbox(SANDBOX), SANDBOX)
     children = StepChildren(GitWorkspaces(), checks, Settings())
     return stage(root, *steps, activities=activities_for(plan_children=children))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.plan.children import StepChildren
 from activities.plan.requests import (
     ClosePlanRequest,
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def opened(root: Path, *steps: dict[str, Any], **fields: Any) -> Stage:
-    checks = ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX)
+    checks = CheckRunner(choose_sandbox(SANDBOX), SANDBOX)
     own = {
         "executor": {"default": "scripted", "fallback": ["person"], "on_crash": "ask"},
         "tracking": {"pause_after": 8},

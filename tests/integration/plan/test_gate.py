@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.plan.port import RunnerResult
 from activities.plan.records import open_file_records
 from activities.plan.runners.gate import GateRunner
@@ -22,7 +22,7 @@ from tightloop.run.question import Answer
 from tightloop.settings import SandboxSettings
 
 SANDBOX = SandboxSettings(unsafe_local=True)
-RUNNER = GateRunner(ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX, grace_s=0.5), GitDiffer())
+RUNNER = GateRunner(CheckRunner(choose_sandbox(SANDBOX), SANDBOX, grace_s=0.5), GitDiffer())
 PLAN_ID = "plan-0123456789ab"
 OPTIONS = [{"name": "A", "pros": ["quick"], "cost": "1 h", "to": ["do-a"]}, {"name": "B", "to": ["do-b"]}]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from activities.checks.activity import CheckRunner, CommandResult
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.activity import CommandResult
+from activities.checks.runner import CheckRunner
 from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.sandbox.port import Sandbox, SandboxUnavailableError
 from tests.support.sandboxes import sandbox_named
@@ -22,7 +22,7 @@ from tightloop.settings import SandboxSettings
 
 def runner(sandbox: Sandbox | None = None, **settings: Any) -> CheckRunner:
     chosen = SandboxSettings(**{"unsafe_local": True, **settings})
-    return ProcessCheckRunner(sandbox or choose_sandbox(chosen), chosen, grace_s=0.5)
+    return CheckRunner(sandbox or choose_sandbox(chosen), chosen, grace_s=0.5)
 
 
 RUNNER = runner()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.executor.agent.cli import AgentExecutor
 from activities.process import Growth, ProcessResult, Reason, run_process
 from activities.process.output import GrowthWatch
@@ -102,7 +102,7 @@ def test_room_that_others_use_is_not_that_of_the_program(disk: Path) -> None:
 def test_a_check_that_fills_the_tree_says_so(disk: Path) -> None:
     if problem := BubblewrapSandbox().probe():
         pytest.skip(problem)
-    runner = ProcessCheckRunner(BubblewrapSandbox(), SandboxSettings(disk_mb=64), grace_s=0.5)
+    runner = CheckRunner(BubblewrapSandbox(), SandboxSettings(disk_mb=64), grace_s=0.5)
     check = Check(run="mkdir out; for n in 1 2 3 4; do head -c 40000000 /dev/urandom > out/$n; done; sleep 60")
     result = runner.run(check, disk, cancelled=lambda: False, started=lambda _pid: None)
     assert result.exit_code is None

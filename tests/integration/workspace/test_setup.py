@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from activities.checks.activity import CheckView, CommandResult
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.checks.setup import CACHE, SandboxedSetups, free_cache
 from activities.workspace.folders import root_of
 from activities.workspace.port import SetUpResult
@@ -74,7 +74,7 @@ def set_up(
 
 
 def run(scope: EpisodeScope, command: str) -> CommandResult:
-    runner = ProcessCheckRunner(sandbox_named("bubblewrap"), SandboxSettings())
+    runner = CheckRunner(sandbox_named("bubblewrap"), SandboxSettings())
     return runner.run(Check(run=command), root_of(scope), cancelled=lambda: False, started=lambda _pid: None)
 
 
@@ -110,7 +110,7 @@ def test_python_project_gets_an_environment_that_works_at_the_path_of_the_worksp
 def test_check_that_writes_to_installed_packages_gets_a_copy_of_them(npm_project: Path, tmp_path: Path) -> None:
     scope = scope_of(npm_project, worktree=True)
     set_up(scope)
-    runner = ProcessCheckRunner(sandbox_named("bubblewrap"), SandboxSettings())
+    runner = CheckRunner(sandbox_named("bubblewrap"), SandboxSettings())
     command = "node test.js && mkdir node_modules/.cache && echo x > node_modules/.cache/x && ls node_modules/.cache"
     for _ in range(2):
         check = Check(run=command)

@@ -9,7 +9,7 @@ import pytest
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CommandResult
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.coder.files import ToolError, read_file, relative
 from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
@@ -49,7 +49,7 @@ def prepare(scope: EpisodeScope, settings: WorkspaceSettings = WorkspaceSettings
 
 
 def run(scope: EpisodeScope, command: str, sandbox: str = "bubblewrap") -> CommandResult:
-    runner = ProcessCheckRunner(sandbox_named(sandbox), SandboxSettings())
+    runner = CheckRunner(sandbox_named(sandbox), SandboxSettings())
     return runner.run(Check(run=command), root_of(scope), cancelled=lambda: False, started=lambda _pid: None)
 
 
@@ -73,7 +73,7 @@ def test_observers_tell_what_a_check_loads(tmp_path: Path, sandbox: str) -> None
     root = make_repository(tmp_path / "repo", files)
     scope, workspaces = scope_of(root, worktree=True), GitWorkspaces()
     prepare(scope)
-    runner = ProcessCheckRunner(sandbox_named(sandbox), SandboxSettings())
+    runner = CheckRunner(sandbox_named(sandbox), SandboxSettings())
     with workspaces.hold(scope) as tree:
         runs = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
         (checked,) = runs.run_in_place((Check(run="python3 check.py"),), tree.snapshot())

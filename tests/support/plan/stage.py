@@ -10,7 +10,7 @@ from typing import Any
 from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.plan.activity import PlanActivities
 from activities.plan.port import Runner
 from activities.plan.records import FileRecords, open_file_records
@@ -48,7 +48,7 @@ def activities_for(runners: Mapping[Capability, Runner] | None = None, **parts: 
                 "workspaces": GitWorkspaces(),
                 "stores": open_local_store,
                 "ledgers": open_project,
-                "checks": ProcessCheckRunner(sandbox, SANDBOX),
+                "checks": CheckRunner(sandbox, SANDBOX),
                 "sandbox": sandbox,
                 "sandbox_settings": SANDBOX,
                 "differ": GitDiffer(),

@@ -25,7 +25,7 @@ import temporalio.client
 import temporalio.worker
 from temporalio import activity
 
-from activities.checks.runner import ProcessCheckRunner
+from activities.checks.runner import CheckRunner
 from activities.executor.port import Control, Executor
 from activities.executor.scripted import ScriptedExecutor
 from activities.plan.port import Runner, RunnerResult, Work
@@ -236,7 +236,7 @@ async def work(queue: str, fault: Fault) -> None:
     adapters = replace(
         adapters,
         sandbox=sandbox,
-        checks=ProcessCheckRunner(sandbox, settings.sandbox),
+        checks=CheckRunner(sandbox, settings.sandbox),
         executors=lambda _name: FaultyExecutor(fault),
         planners=lambda _kind: ScriptedPlanner(),
         workspaces=FaultyWorkspaces(adapters.workspaces, fault),
