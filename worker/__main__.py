@@ -15,7 +15,7 @@ from activities.executor.choose import ExecutorRegistry
 from activities.executor.port import Availability
 from activities.sandbox.choose import examine_sandboxes
 from activities.workspace.result import TakeRequest, take_result
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tightloop.client.encryption import data_converter
 from tightloop.database.ledger import open_ledger
 from tightloop.database.memory.store import memory_database
@@ -162,7 +162,7 @@ def _answer(command: str, settings: Settings) -> int:
         return 0
     if command == "take":
         request = TakeRequest.model_validate_json(sys.stdin.buffer.read())
-        print(json.dumps([{"result": take_result(GitWorkspaces(settings=settings.workspace), request)}]))
+        print(json.dumps([{"result": take_result(Workspaces(settings=settings.workspace), request)}]))
         return 0
     print_recollections(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
     return 0

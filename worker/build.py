@@ -43,7 +43,7 @@ from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.scenarios import ScenarioStore
 from tightloop.client.sealing import SealingCodec
@@ -231,7 +231,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     host_surroundings = build_executor_dependencies(settings)
     judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
-        workspaces=GitWorkspaces(settings=settings.workspace),
+        workspaces=Workspaces(settings=settings.workspace),
         stores=open_local_store,
         ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,

@@ -58,9 +58,10 @@ from activities.safety.code import CodeScanner
 from activities.safety.gate import AlignmentChecker
 from activities.sandbox.port import Sandbox
 from activities.testing import SandboxedTestGate
-from activities.workspace.port import OpenEpisodes, Workspaces
+from activities.workspace.port import OpenEpisodes
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from activities.workspace.store.writer import PackedTrees
+from activities.workspace.working_tree import Workspaces
 from tightloop.client.sealing import SealingCodec
 from tightloop.coder.model import CODER, Bounds, known_roles
 from tightloop.database.memory.store import MemoryStore, memory_database, open_memory

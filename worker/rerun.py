@@ -3,7 +3,7 @@
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from activities.proof.proving import Subject, prove_tree
 from activities.proof.runs import Runs
 from activities.proof.scenarios import baseline_of, result_of
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.store.entry import Entry
 from activities.workspace.store.objects import TreeStore
+from activities.workspace.working_tree import CheckedTree
 from tightloop.client.proof.statement import statement_of
 from tightloop.episode.check import Check, CheckStatus, failed_tests, judge
 from tightloop.episode.proof import Proof, TestsFrom
@@ -151,7 +151,7 @@ def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) ->
     The goal is not part of a proof. Changes that the goal announced are treated as approved, so that the same files are
     restored. Other commits are not searched for copies.
     """
-    tree, store = _Trees.open(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
+    tree, store = _open_tree(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
     runner = CheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
     use = Runs(tree, store, runner, LocalCheckouts(), lambda: False, lambda _work: None)
     trees = LockedTrees(use.tree)
@@ -212,34 +212,12 @@ def _approvals(trees: LockedTrees, request: ReproductionRequest) -> tuple[Approv
     return (Approval(files=files, by="the proof", asked=True),) if files else ()
 
 
-@dataclass(frozen=True)
-class _Trees:
-    """Trees in a repository. It is not locked, because nothing is written to it."""
-
-    root: Path
-    store: TreeStore
-
-    @classmethod
-    def open(cls, root: Path, folder: Path, objects: Sequence[Path]) -> "_Trees":
-        store = TreeStore(folder)
-        store.make()
-        (folder / "objects" / "info" / "alternates").write_text("".join(f"{path}\n" for path in objects))
-        return cls(root, store)
-
-    def entries(self, tree: str) -> Mapping[bytes, Entry]:
-        return self.store.files(tree)
-
-    def content(self, blob: str) -> bytes:
-        return self.store.read(blob)
-
-    def pieces(self, blob: str) -> Iterator[bytes]:
-        return self.store.pieces(blob)
-
-    def size(self, blob: str) -> int:
-        return self.store.size(blob)
-
-    def own_process(self, pid: int) -> None:
-        """Do nothing, because no other process locks this tree."""
+def _open_tree(root: Path, folder: Path, objects: Sequence[Path]) -> CheckedTree:
+    """Open a tree whose objects are in a repository. It is not locked, because nothing is written to it."""
+    store = TreeStore(folder)
+    store.make()
+    (folder / "objects" / "info" / "alternates").write_text("".join(f"{path}\n" for path in objects))
+    return CheckedTree(root, store)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
-from activities.workspace.port import CheckedTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import (
@@ -38,6 +37,7 @@ from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
+    from activities.workspace.working_tree import CheckedTree, Workspaces
 
 
 class CommandResult(Value):
@@ -91,7 +91,7 @@ class VerifyRequest(Value):
 class VerificationActivities:
     """Activities that run checks."""
 
-    def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: "CheckRunner") -> None:
+    def __init__(self, workspaces: "Workspaces", stores: ArtifactStores, runner: "CheckRunner") -> None:
         self._workspaces = workspaces
         self._stores = stores
         self._runner = runner
@@ -171,7 +171,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
 def run_check(
     runner: "CheckRunner",
     check: Check,
-    tree: CheckedTree,
+    tree: "CheckedTree",
     store: ArtifactStore,
     *,
     expected_tree: str,
@@ -202,7 +202,7 @@ def run_check(
 def run_check_with_retry(
     runner: "CheckRunner",
     check: Check,
-    tree: CheckedTree,
+    tree: "CheckedTree",
     store: ArtifactStore,
     *,
     expected_tree: str,

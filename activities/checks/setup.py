@@ -31,10 +31,11 @@ from activities.sandbox.port import (
 from activities.workspace.folders import has_packages, state_folder_of
 from activities.workspace.git_command import private_config, split_z, user_git
 from activities.workspace.ownership import write_atomically
-from activities.workspace.port import SetUpResult, WorkingTree
+from activities.workspace.port import SetUpResult
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import LINK, Entry, folders_of
 from activities.workspace.user_repository import UserRepository
+from activities.workspace.working_tree import WorkingTree
 from activities.workspace.worktree import mount_environments
 from tightloop.checks.setup import INSTALL, SETUP_S, SKIP, Setup, environment_of, propose, read_files
 from tightloop.episode.exit_status import check_argv

@@ -30,7 +30,6 @@ from activities.coder.port import (
 from activities.executor.port import Outboxes
 from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder import course
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from activities.coder.calls import ToolExecutor
     from activities.coder.reviewing import ChangedTests, CodeReviewer
     from activities.coder.turns import TurnTaker
+    from activities.workspace.working_tree import WorkingTree, Workspaces
 
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
@@ -80,7 +80,7 @@ UNKNOWN = "unknown"
 class CoderActivities:
     """The coder's activities: turns, tools and checks."""
 
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     stores: ArtifactStores
     outboxes: Outboxes
     turns: "TurnTaker"
@@ -121,7 +121,7 @@ class CoderActivities:
         folder = state_folder_of(request.scope) / session_path(request.scope.session)
         call = self.turns.read(folder, request.turn).calls[request.index]
 
-        def use(tree: WorkingTree | None) -> CallResult:
+        def use(tree: "WorkingTree | None") -> CallResult:
             context = self._context(request.scope, tree)
             # A model may invent arbitrary tool names.
             name = call.tool if call.tool in known_tools() else UNKNOWN
@@ -224,7 +224,7 @@ class CoderActivities:
             attempt=activity.info().attempt,
         )
 
-    def _context(self, scope: CoderScope, tree: WorkingTree | None) -> ToolContext:
+    def _context(self, scope: CoderScope, tree: "WorkingTree | None") -> ToolContext:
         order = self._order(scope)
         return ToolContext(
             root=root_of(scope),

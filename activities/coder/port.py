@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
 from activities.model.observed import ModelAnswer, ProposedCall
-from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import Bounds, CoderProgress, Role
 from tightloop.errors import TightloopError
@@ -15,6 +14,9 @@ from tightloop.executor.model import Grant
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift, PromptPrivacy
 from tightloop.value import ArtifactRef, Sparse
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 
 class CoderScope(EpisodeScope):
@@ -217,7 +219,7 @@ class ToolContext:
     started: Callable[[int], None] = lambda _pid: None
     """Receives the pid of each process that is started, so that the next lock holder can kill it if this worker
     dies."""
-    tree: WorkingTree | None = field(default=None, repr=False)
+    tree: "WorkingTree | None" = field(default=None, repr=False)
     """The working tree, locked exclusively for a tool that writes or runs. None for a tool that only reads."""
     memory: CoderMemory | None = None
     """The project's memory. None if the project has no memory."""

@@ -11,8 +11,8 @@ from activities.coder.files import write_change
 from activities.coder.port import FileChange, JudgeResult, Review, ToolContext, ToolError, ToolResult
 from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from activities.testing import SandboxedTestGate
-from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
+from activities.workspace.working_tree import WorkingTree
 from tightloop.episode.check import Check, why_no_evidence
 from tightloop.episode.planning import ProposedCheck
 from tightloop.errors import InvalidRequestError

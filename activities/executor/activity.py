@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from pydantic import ValidationError
 from temporalio import activity
@@ -29,7 +29,6 @@ from activities.executor.port import (
 )
 from activities.model.observed import ModelAnswer, operation
 from activities.workspace.folders import root_of, state_folder_of
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder.model import CODER, CoderResult
@@ -66,6 +65,9 @@ from tightloop.executor.model import (
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Value, clip, last_lines
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree, Workspaces
 
 # A full disk can be fixed without a restart, so `FULL` is retried; a missing permission needs a new setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -113,7 +115,7 @@ class ConcludeRequest(Value):
 class Supervision:
     """Connects an executor to its activity and its working tree."""
 
-    def __init__(self, tree: WorkingTree) -> None:
+    def __init__(self, tree: "WorkingTree") -> None:
         self._tree = tree
         # Executors may poll from their own threads, where the activity's context is not set.
         self._context = contextvars.copy_context()
@@ -157,7 +159,7 @@ class ExecutionActivities:
     """Activities that deliver plans to executors and report the results."""
 
     def __init__(
-        self, workspaces: Workspaces, stores: ArtifactStores, outboxes: Outboxes, executors: Executors
+        self, workspaces: "Workspaces", stores: ArtifactStores, outboxes: Outboxes, executors: Executors
     ) -> None:
         self._workspaces = workspaces
         self._stores = stores
@@ -352,7 +354,7 @@ class ExecutionActivities:
                 assert_never(wanted)
 
     def _run(
-        self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, tree: WorkingTree
+        self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, tree: "WorkingTree"
     ) -> ExecutorOutcome:
         try:
             if isinstance(selection.executor, DelegatingExecutor):
@@ -380,7 +382,7 @@ class ExecutionActivities:
     def _report(
         self,
         request: ExecuteRequest,
-        tree: WorkingTree,
+        tree: "WorkingTree",
         outcome: ExecutorOutcome,
         selection: ExecutorSelection,
         *,

@@ -5,14 +5,17 @@ Only this file counts, because the prose in a report often contains "cannot" or 
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
-from activities.workspace.port import WorkingTree
 from tightloop.executor.asking import ENDING_FILE, read_ending
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 MOST_BYTES = 4_096
 
 
-def take_ending(tree: WorkingTree, before: str) -> str:
+def take_ending(tree: "WorkingTree", before: str) -> str:
     """Delete the ending file from a working tree. Return the reason that it gives, or "" if there is no such file.
 
     A file that was already in the tree `before` the delivery was not written by the executor, and is kept.

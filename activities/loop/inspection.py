@@ -14,7 +14,6 @@ from activities.attempt import should_stop
 from activities.checks.activity import run_check
 from activities.proof.finding import CheckFinder
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from tightloop.checks.choice import ChosenChecks, TriedCheck, choose_checks
 from tightloop.checks.finding import family_of_command
@@ -31,6 +30,7 @@ from tightloop.value import Value, clip
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts
+    from activities.workspace.working_tree import WorkingTree, Workspaces
 
 READ_BYTES = 1_000_000
 """Maximum size of a report in bytes. Larger reports are ignored."""
@@ -39,7 +39,7 @@ READ_BYTES = 1_000_000
 def run_gate(
     runner: "CheckRunner",
     gate: Check,
-    tree: WorkingTree,
+    tree: "WorkingTree",
     store: ArtifactStore,
     *,
     expected_tree: str,
@@ -62,7 +62,7 @@ def run_gate(
     return read_gate(gate, result, output, report)
 
 
-def _read_report(tree: WorkingTree, gate: Check) -> str:
+def _read_report(tree: "WorkingTree", gate: Check) -> str:
     """Return the JUnit XML that a gate wrote into the tree, or "" if there is none."""
     name = report_file(gate)
     if not name:
@@ -131,7 +131,7 @@ class _Source:
 class InspectionActivities:
     """Inspects projects. Idempotent, as changes that checks make to the tree are reverted."""
 
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ
@@ -171,7 +171,7 @@ class InspectionActivities:
 
     def find_gates(
         self,
-        tree: WorkingTree,
+        tree: "WorkingTree",
         snapshot: str,
         store: ArtifactStore,
         *named: tuple[Check, ...],
@@ -240,7 +240,7 @@ class InspectionActivities:
         self,
         request: InspectRequest,
         source: _Source,
-        tree: WorkingTree,
+        tree: "WorkingTree",
         snapshot: str,
         states: tuple[CheckState, ...],
         failures: tuple[str, ...],
@@ -267,7 +267,7 @@ class InspectionActivities:
         )
 
     def _run(
-        self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
+        self, tree: "WorkingTree", snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
         """Run the gates. Return their states, and the output tails of those that do not pass."""
         try:
@@ -281,7 +281,7 @@ class InspectionActivities:
         )
 
     def _results(
-        self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
+        self, tree: "WorkingTree", snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> Iterator[tuple[str, CheckResult]]:
         """Run checks and yield their results until the total time is used up."""
         until = time.monotonic() + ALL_CHECKS_S

@@ -66,7 +66,7 @@ from activities.plan.requests import (
 )
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, Setups, WorkingTree, closing_message
+from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, Setups, closing_message
 from activities.workspace.scope import Ledger, Ledgers, this_call
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_key, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
@@ -86,6 +86,7 @@ from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
+    from activities.workspace.working_tree import WorkingTree
 
 CONFLICTS_SHOWN = 10
 REASON_CHARACTERS = 500
@@ -147,7 +148,7 @@ class Compensator:
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
             return result
 
-    def _take_back(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+    def _take_back(self, work: Work, record: StepRecord, tree: "WorkingTree") -> CompensationResult:
         how = work.step.compensate or Compensation()
         if how.run:
             result, run_result = self._run_compensation_command(work, record, how.run, tree)
@@ -165,7 +166,7 @@ class Compensator:
         write_record(undo, run_result, tree=result.tree, tree_after=result.tree)
         return result
 
-    def _undo_files(self, work: Work, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+    def _undo_files(self, work: Work, record: StepRecord, tree: "WorkingTree") -> CompensationResult:
         request = work.request
         store = store_folder_of(request.scope)
         undone = self._ports.trees.undo(store, record.tree_before, record.tree_after, request.expected_tree)
@@ -188,7 +189,7 @@ class Compensator:
         return CompensationResult(tree=undone.tree, files_changed=undone.files, summary=summary, drift=drift)
 
     def _run_compensation_command(
-        self, work: Work, record: StepRecord, command: str, tree: WorkingTree
+        self, work: Work, record: StepRecord, command: str, tree: "WorkingTree"
     ) -> tuple[CompensationResult, RunnerResult]:
         request, lookup = work.request, work.lookup
         # The command reads the outputs of the step that it compensates as if they were its own.

@@ -22,9 +22,9 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.requests import PlanScope, SettleRequest, StepRun
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.ownership import tree_key, tree_lock
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.store.entry import TreeMerge
 from activities.workspace.user_repository import UserRepository
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from activities.workspace.worktree import remove_worktree
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.artifacts.port import get_model
 from activities.plan.attempts.context import AttemptPorts
@@ -28,7 +29,7 @@ from activities.plan.requests import (
 )
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import root_of
-from activities.workspace.port import OpenEpisodes, WorkingTree
+from activities.workspace.port import OpenEpisodes
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import StepRecord
@@ -39,6 +40,9 @@ from tightloop.plan.request import PlanRequest
 from tightloop.plan.text.reading import ReadPlan, decode
 from tightloop.plan.validation import check_inputs, check_text
 from tightloop.value import ArtifactRef, Value, shorten
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 RERUN_BASE = "rerun-base"
 Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
@@ -269,7 +273,7 @@ class PlanOpener:
         store = self._ports.stores(Path(scope.workspace))
         return store.put(written.transcript, name="planning", media_type="text/markdown")
 
-    def _base(self, scope: PlanScope, tree: WorkingTree) -> tuple[str, tuple[str, ...]]:
+    def _base(self, scope: PlanScope, tree: "WorkingTree") -> tuple[str, tuple[str, ...]]:
         """Return the initial tree of the run, with notes about it for the operator.
 
         If the files are exactly as the last run left them, they are reset to the initial state of that run. Every

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -28,7 +28,6 @@ from activities.plan.requests import (
     StepRun,
 )
 from activities.workspace.folders import root_of
-from activities.workspace.port import WorkingTree
 from activities.workspace.scope import Call, Ledger
 from activities.workspace.store.entry import TreeMerge
 from tightloop.executor.model import Usage
@@ -44,6 +43,9 @@ from tightloop.run.outcome import headline
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, shorten
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -67,7 +69,7 @@ class Work:
     records: FileRecords
     started_at: datetime
     cancelled: Callable[[], bool] = field(default=should_stop)
-    tree: WorkingTree | None = None
+    tree: "WorkingTree | None" = None
     """Locked working tree. Set for steps that write."""
     inputs_sha256: str = ""
     before: str = ""

@@ -34,7 +34,6 @@ from activities.proof.proving import prove_tree, store_proof, subject_of
 from activities.proof.runs import FirstRuns, Runs
 from activities.proof.scenarios import add_drafts, baseline_of, choose_drafts, result_of
 from activities.workspace.folders import root_of, store_folder_of
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope
 from tightloop.checks.choice import choose_checks
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_key, check_name
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
     # Workflows import this module, but must not import the client of a model.
     from activities.proof.reviewer import Reviewers
+    from activities.workspace.working_tree import WorkingTree, Workspaces
 
 
 REASON_CHARACTERS = 400
@@ -67,7 +67,7 @@ class ProofActivities:
 
     def __init__(
         self,
-        workspaces: Workspaces,
+        workspaces: "Workspaces",
         stores: ArtifactStores,
         runner: "CheckRunner",
         bench: "LocalCheckouts",
@@ -222,7 +222,7 @@ class ProofActivities:
         answered = answer_proof(get_model(store, request.proof, Proof), by=request.by, asked_for=request.asked_for)
         return AcceptResult(proof=put_model(store, answered, name="proof"), facts=answered.evidence)
 
-    def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
+    def _runs(self, tree: "WorkingTree", store: ArtifactStore) -> Runs:
         limit = self._twice_limit_s
         return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat, twice_limit_s=limit)
 

@@ -19,7 +19,6 @@ from activities.checks.activity import CheckView
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees
 from activities.proof.runs import FirstRun, Runs
-from activities.workspace.port import WorkingTree
 from tightloop.checks.choice import TriedCheck, is_decisive, unusable
 from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read, is_within
@@ -35,6 +34,7 @@ from tightloop.wording import span
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts
+    from activities.workspace.working_tree import WorkingTree
 
 READ_BYTES = 1_000_000
 """Maximum size of a file in bytes. Larger files are not read."""
@@ -66,7 +66,7 @@ class CheckFinder:
 
     def try_checks(
         self,
-        tree: WorkingTree,
+        tree: "WorkingTree",
         snapshot: str,
         goal: str = "",
         *,
@@ -152,7 +152,7 @@ class CheckFinder:
             folder=folder,
         )
 
-    def runs_on(self, tree: WorkingTree) -> Runs:
+    def runs_on(self, tree: "WorkingTree") -> Runs:
         """Return an object that runs checks with observers on a locked tree."""
         return Runs(tree, self._store, self._runner, self.checkouts, should_stop, lambda _work: None)
 
@@ -163,7 +163,7 @@ class CheckFinder:
 class _Trial:
     """Runs commands on one tree, each in its own checkout."""
 
-    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files, goal: str) -> None:
+    def __init__(self, finder: CheckFinder, tree: "WorkingTree", trees: LockedTrees, files: Files, goal: str) -> None:
         self._finder, self._tree, self._trees, self._files, self._goal = finder, tree, trees, files, goal
         self._untracked = untracked.present(tree.root, files)
         self._runs = finder.runs_on(tree)

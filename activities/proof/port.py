@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from activities.checks.activity import CheckView
-from activities.workspace.port import CheckedTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule, Verification
 from tightloop.episode.proof import ProofVerdict, Review
@@ -16,6 +15,9 @@ from tightloop.run.core import Evidence
 from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Value
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import CheckedTree
 
 
 class TreeFile(NamedTuple):
@@ -33,7 +35,7 @@ Files = Mapping[str, TreeFile]
 class LockedTrees:
     """Reads trees and file contents through a locked working tree."""
 
-    def __init__(self, tree: CheckedTree) -> None:
+    def __init__(self, tree: "CheckedTree") -> None:
         self._tree = tree
 
     def files(self, tree: str) -> dict[str, TreeFile]:

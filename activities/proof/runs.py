@@ -14,7 +14,6 @@ from activities.artifacts.port import ArtifactStore
 from activities.checks.activity import CheckView, CommandResult, run_check
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, UntrackedChanges
-from activities.workspace.port import CheckedTree
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, CheckStatus
 from tightloop.episode.exit_status import check_argv
@@ -29,6 +28,7 @@ from tightloop.value.scrub import scrub
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
     from activities.proof.checkouts import LocalCheckouts, ProofFolder
+    from activities.workspace.working_tree import CheckedTree
 
 TAIL_CHARACTERS = 1_200
 
@@ -60,7 +60,7 @@ class Runs:
 
     def __init__(
         self,
-        tree: CheckedTree,
+        tree: "CheckedTree",
         store: ArtifactStore,
         runner: "CheckRunner",
         checkouts: "LocalCheckouts",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model
-from activities.workspace.port import OpenEpisodes, Workspaces
+from activities.workspace.port import OpenEpisodes
 from activities.workspace.scope import EpisodeScope, Ledgers
 from tightloop.episode.checkpoint import (
     CheckpointRecord,
@@ -31,6 +31,7 @@ from tightloop.value.recent import LruCache
 
 if TYPE_CHECKING:
     from activities.workspace.store.writer import PackedTrees
+    from activities.workspace.working_tree import Workspaces
 
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -386,7 +387,7 @@ class RemoteActivities:
 
     copies: Copies | None
     """Copies in the configured bucket. None if the settings do not have a bucket."""
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     ledgers: Ledgers
     has_ended: OpenEpisodes
 

@@ -18,7 +18,7 @@ from activities.process import GRACE_S
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, TreeFile, UntrackedChanges
 from activities.sandbox.port import MEBIBYTE, Sandbox, build_spec
-from activities.workspace.port import WorkingTree
+from activities.workspace.working_tree import WorkingTree
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards
 from tightloop.settings import SandboxSettings

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -13,7 +14,6 @@ from activities.memory.port import Memories, no_memories
 from activities.safety.gate import AlignmentChecker, AlignmentResult, JudgeBriefing
 from activities.tracking.learning import Lesson, Moment, earlier, record_lesson, report_problem_once
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
-from activities.workspace.port import Workspaces
 from activities.workspace.scope import Call, Differ, EpisodeScope, Ledger, Ledgers, TreeDiff, this_call
 from tightloop.episode.check import CheckReport, Verification
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
@@ -38,6 +38,9 @@ from tightloop.safety.change.rules import WHOLE_CHANGE, review_change, still_sta
 from tightloop.safety.rubric import Finding, Topic, limit_findings, unanswered_findings
 from tightloop.safety.scope import list_scope_paths
 from tightloop.value import ArtifactRef, Value, format_count, shorten
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import Workspaces
 
 NO_PATCH = "no patch"
 
@@ -99,7 +102,7 @@ class TrackRequest(Value):
 class TrackingActivities:
     """Activities that record an episode's iterations."""
 
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ

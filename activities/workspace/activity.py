@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -29,8 +30,6 @@ from activities.workspace.port import (
     SetUpRequest,
     SetUpResult,
     Setups,
-    WorkingTree,
-    Workspaces,
     closing_message,
     forked_key,
     note_adoption,
@@ -49,8 +48,11 @@ from tightloop.ledger.model import FREED
 from tightloop.safety.drift import Drift, DriftCause, DriftError
 from tightloop.value import ArtifactRef, format_count
 
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree, Workspaces
 
-def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
+
+def restore_expected_tree(tree: "WorkingTree", expected: str) -> Drift | None:
     """Restore the expected tree when it is too late to ask a person. Other people's changes are kept."""
     try:
         return tree.expect(expected)
@@ -64,7 +66,7 @@ def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
 class WorkspaceActivities:
     """Activities on an episode's working tree. All are idempotent."""
 
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ

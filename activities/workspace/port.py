@@ -1,12 +1,9 @@
 """Requests, results and interfaces for the workspace activities."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from activities.workspace.scope import Call, EpisodeScope, Ledger
-from activities.workspace.store.entry import Entry
 from tightloop.checks.setup import Setup
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
@@ -16,8 +13,11 @@ from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot, with_delivered
 from tightloop.run.core import ResultMode
 from tightloop.run.outcome import headline, level
-from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
+from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import ArtifactRef, Value, format_count, shorten
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 
 class OpenRequest(Value):
@@ -215,168 +215,11 @@ def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -
     return result_message(goal, status, qualifier, str(details.get("reason") or reason))
 
 
-class CheckedTree(Protocol):
-    """A working tree that can be checked out elsewhere. Trees are git tree ids of all files that are not ignored."""
-
-    @property
-    def root(self) -> Path:
-        """The tree's top folder."""
-        ...
-
-    def entries(self, tree: str) -> Mapping[bytes, Entry]:
-        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
-
-        Raises:
-            GitError: the store does not contain the tree.
-        """
-        ...
-
-    def content(self, blob: str) -> bytes:
-        """Return a file's content, or a symlink's target, by blob id.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def size(self, blob: str) -> int:
-        """Return a file's size in bytes without reading the file.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def own_process(self, pid: int) -> None:
-        """Record a child process, so that the next holder kills it if this worker dies."""
-
-
-class WorkingTree(CheckedTree, Protocol):
-    """An exclusively locked working tree."""
-
-    @property
-    def processes_ended(self) -> int:
-        """Number of a dead holder's processes that were killed when the tree was locked."""
-        ...
-
-    def snapshot(self) -> str:
-        """Take a snapshot of the files on disk, byte for byte, and return its tree id.
-
-        The user's index is not touched.
-        """
-        ...
-
-    def restore(self, tree: str) -> None:
-        """Replace the files on disk with `tree`. Call `snapshot` first to save the current files."""
-
-    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Ensure that `expected` is on disk, undoing any other changes. `step` is the step whose changes are undone.
-
-        Returns:
-            None if it was already there. Otherwise the changes, which were saved under a ref and undone.
-        """
-
-    def expect(self, expected: str) -> Drift | None:
-        """Ensure that `expected` is on disk, but do not undo anyone's changes without asking.
-
-        Tool caches and leftovers of our own interrupted attempt are undone, as by `ensure`.
-
-        Returns:
-            None if only caches differed. Otherwise the changes, which were saved under a ref and undone.
-
-        Raises:
-            DriftError: somebody else changed files, and the settings require asking. Nothing was undone. Not retryable.
-        """
-
-    def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Apply a person's decision about changes to `expected`. Changes made after the question are kept.
-
-        Returns:
-            The resulting tree, and the changes that were undone after they had been saved under a ref.
-        """
-        ...
-
-    def apply(self, before: str, after: str) -> tuple[bytes, ...]:
-        """Apply the changes between two trees to the files on disk, and return the changed paths.
-
-        Raises:
-            WorkspaceError: a file differs from both trees. Nothing was written.
-        """
-        ...
-
-    def keep(self, name: str, tree: str) -> None:
-        """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""
-
-    def checkout(self, tree: str, folder: Path) -> None:
-        """Write all files of a tree, including executable bits and symlinks, to an empty folder.
-
-        This only creates files and never follows symlinks, so the folder may be anywhere. The tree's symlinks may lead
-        out of the folder, and its readers must handle that.
-
-        Raises:
-            WorkspaceError: the folder is not empty.
-            GitError: the tree is not in the store, or a file cannot be written. Retryable.
-        """
-
-
-class Workspaces(Protocol):
-    """This host's working trees."""
-
-    def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
-        """Check the workspace, claim it for the episode and create its worktree if requested.
-
-        Idempotent for the same episode.
-
-        Args:
-            scope: the episode.
-            take_over: called with the id of another episode that holds the claim. Returns True if that episode has
-                ended.
-
-        Returns:
-            Notes for the operator as sentences, for example that ignored files are not covered.
-
-        Raises:
-            NotARepositoryError: the workspace is not the top of a git working tree.
-            WorkspaceBusyError: another open episode works in the same tree.
-            WorkspaceError: the workspace cannot be used for another reason.
-        """
-        ...
-
-    def release(self, scope: EpisodeScope) -> None:
-        """Release an episode's claim on its working tree. Idempotent."""
-
-    def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
-        """Commit a run's changes on a new branch, and return sentences about them for the status. Idempotent.
-
-        If that is not possible, the sentences give the reason.
-
-        Raises:
-            GitError: git failed. Retryable.
-        """
-        ...
-
-    def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
-        """Lock the tree exclusively, and kill leftover processes of a dead holder.
-
-        Raises:
-            WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
-        """
-        ...
-
-
 class Setups(Protocol):
     """Setup commands on this host."""
 
     def examine(
-        self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, named: str = ""
+        self, scope: EpisodeScope, tree: "WorkingTree", tree_id: str, named: str = ""
     ) -> tuple[Setup | None, tuple[str, ...]]:
         """Return the setup that a tree needs, if any, and sentences about missing packages that no setup installs.
 
@@ -389,7 +232,7 @@ class Setups(Protocol):
         ...
 
     def set_up(
-        self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, setup: Setup, *, cancelled: Callable[[], bool]
+        self, scope: EpisodeScope, tree: "WorkingTree", tree_id: str, setup: Setup, *, cancelled: Callable[[], bool]
     ) -> SetUpResult:
         """Carry out a decision: remember it, and install the packages unless they are cached. Idempotent.
 

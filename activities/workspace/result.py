@@ -5,12 +5,12 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import Git, format_paths, split_z, user_git
 from activities.workspace.ownership import write_atomically
-from activities.workspace.port import BASE, RESULT, ResultPart, Workspaces, result_message
+from activities.workspace.port import BASE, RESULT, ResultPart, result_message
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import LINK, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore
@@ -19,6 +19,9 @@ from activities.workspace.worktree import Pointer, large_file_store
 from tightloop.errors import WorkspaceError
 from tightloop.host.worktree import read_worktree
 from tightloop.value import Value, format_count
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import Workspaces
 
 TRAILER = "Tightloop-Run"
 PROOFS = "refs/tightloop-proofs"
@@ -246,7 +249,7 @@ class TakeRequest(Value):
     """Proven tree."""
 
 
-def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
+def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
     """Commit a run's result on a branch, write its files into the workspace, or attach a proof to the files.
 
     Return a sentence for a person.

@@ -60,7 +60,51 @@ SETTLED_ROWS = 1_000
 """Number of files with new times but unchanged content, above which the cache is rewritten."""
 
 
-class GitWorkingTree:
+class CheckedTree:
+    """A working tree that can be checked out elsewhere. Trees are git tree ids of all files that are not ignored."""
+
+    def __init__(self, root: Path, store: TreeStore) -> None:
+        self.root = root
+        self._store = store
+
+    def entries(self, tree: str) -> dict[bytes, Entry]:
+        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
+
+        Raises:
+            GitError: the store does not contain the tree.
+        """
+        return self._store.files(tree)
+
+    def content(self, blob: str) -> bytes:
+        """Return a file's content, or a symlink's target, by blob id.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        return self._store.read(blob)
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        return self._store.pieces(blob)
+
+    def size(self, blob: str) -> int:
+        """Return a file's size in bytes without reading the file.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        return self._store.size(blob)
+
+    def own_process(self, pid: int) -> None:
+        """Record a child process. An unlocked tree has no record, because no next holder could kill the process."""
+        del pid
+
+
+class WorkingTree(CheckedTree):
     """A working tree that the caller has locked exclusively."""
 
     def __init__(
@@ -80,9 +124,8 @@ class GitWorkingTree:
         With `asks`, a person decides about files that somebody else changed. Otherwise the changes are undone. With
         `is_ours`, deviations are leftovers of interrupted work.
         """
-        self.root = root
+        super().__init__(root, store)
         self._episode = episode
-        self._store = store
         self._cache = cache
         self._coverage = coverage
         self._processes = processes
@@ -91,6 +134,7 @@ class GitWorkingTree:
 
     @property
     def processes_ended(self) -> int:
+        """Number of a dead holder's processes that were killed when the tree was locked."""
         return self._processes.ended
 
     def snapshot(self) -> str:
@@ -128,12 +172,27 @@ class GitWorkingTree:
         self._go_to(tree, self.snapshot())
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
+        """Ensure that `expected` is on disk, undoing any other changes. `step` is the step whose changes are undone.
+
+        Returns:
+            None if it was already there. Otherwise the changes, which were saved under a ref and undone.
+        """
         actual = self.snapshot()
         if actual == expected:
             return None
         return self._undo(expected, actual, self._changes(expected, actual), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
+        """Ensure that `expected` is on disk, but do not undo anyone's changes without asking.
+
+        Tool caches and leftovers of our own interrupted attempt are undone, as by `ensure`.
+
+        Returns:
+            None if only caches differed. Otherwise the changes, which were saved under a ref and undone.
+
+        Raises:
+            DriftError: somebody else changed files, and the settings require asking. Nothing was undone. Not retryable.
+        """
         actual = self.snapshot()
         if actual == expected:
             return None
@@ -148,6 +207,11 @@ class GitWorkingTree:
         return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
+        """Apply a person's decision about changes to `expected`. Changes made after the question are kept.
+
+        Returns:
+            The resulting tree, and the changes that were undone after they had been saved under a ref.
+        """
         actual = self.snapshot()
         asked_paths = {change.path for change in self._changes(expected, answer.tree)}
         undone, replacements = undone_changes(
@@ -176,9 +240,19 @@ class GitWorkingTree:
         return tuple(change.path for change in open_changes)
 
     def keep(self, name: str, tree: str) -> None:
+        """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
 
     def checkout(self, tree: str, folder: Path) -> None:
+        """Write all files of a tree, including executable bits and symlinks, to an empty folder.
+
+        This only creates files and never follows symlinks, so the folder may be anywhere. The tree's symlinks may lead
+        out of the folder, and its readers must handle that.
+
+        Raises:
+            WorkspaceError: the folder is not empty.
+            GitError: the tree is not in the store, or a file cannot be written. Retryable.
+        """
         if any(folder.iterdir()):
             raise WorkspaceError(f"{folder} is not empty. A tree can only be checked out into an empty folder")
         with translated_errors(folder):
@@ -187,18 +261,6 @@ class GitWorkingTree:
                 writer.apply(self._store.changes(EMPTY_TREE, tree))
             finally:
                 writer.close()
-
-    def entries(self, tree: str) -> dict[bytes, Entry]:
-        return self._store.files(tree)
-
-    def content(self, blob: str) -> bytes:
-        return self._store.read(blob)
-
-    def pieces(self, blob: str) -> Iterator[bytes]:
-        return self._store.pieces(blob)
-
-    def size(self, blob: str) -> int:
-        return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
         """Record a child process, so that the next holder kills it with its descendants and its session."""
@@ -388,7 +450,7 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GitWorkspaces:
+class Workspaces:
     """Prepares working trees for episodes, and locks each for one holder at a time.
 
     Snapshots are stored in the state home. The user's repository is not changed, except that a worktree is added to its
@@ -406,7 +468,20 @@ class GitWorkspaces:
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
         """Check the workspace, claim it for an episode and create a worktree if requested.
 
-        A nested episode works under the plan's claim, in the plan's tree.
+        A nested episode works under the plan's claim, in the plan's tree. Idempotent for the same episode.
+
+        Args:
+            scope: the episode.
+            take_over: called with the id of another episode that holds the claim. Returns True if that episode has
+                ended.
+
+        Returns:
+            Notes for the operator as sentences, for example that ignored files are not covered.
+
+        Raises:
+            NotARepositoryError: the workspace is not the top of a git working tree.
+            WorkspaceBusyError: another open episode works in the same tree.
+            WorkspaceError: the workspace cannot be used for another reason.
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
@@ -456,13 +531,14 @@ class GitWorkspaces:
             self._claims(scope).release(root_of(scope), scope.episode_id)
 
     @contextlib.contextmanager
-    def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
-        """Lock the working tree exclusively.
+    def hold(self, scope: EpisodeScope) -> Iterator[WorkingTree]:
+        """Lock the working tree exclusively, and kill leftover processes of a dead holder.
 
         Git processes inherit the lock, so the wait includes processes that outlive a killed holder.
 
         Raises:
             NotARepositoryError: the workspace is no longer a git working tree.
+            WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
         """
         root, state, trees = root_of(scope), state_folder_of(scope), store_folder_of(scope)
         locks, key = state / "locks", tree_key(root)
@@ -478,7 +554,7 @@ class GitWorkspaces:
             is_ours = scope.put_back or marker.exists()
             marker.touch(mode=0o600)
             try:
-                yield GitWorkingTree(
+                yield WorkingTree(
                     root,
                     scope.episode_id,
                     store=store,
@@ -498,7 +574,10 @@ class GitWorkspaces:
     def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
         """Commit a run's changes as in `commit_result`, and return sentences about them for the status.
 
-        If that is not possible, the sentences give the reason.
+        If that is not possible, the sentences give the reason. Idempotent.
+
+        Raises:
+            GitError: git failed. Retryable.
         """
         try:
             return commit_result(scope, parts).describe()

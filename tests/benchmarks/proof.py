@@ -19,7 +19,7 @@ from activities.proof.proving import Subject, prove_tree
 from activities.proof.runs import Runs
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tightloop.episode.check import Check
@@ -59,7 +59,7 @@ def _measure() -> Report:
         _make(root)
         scope = EpisodeScope(episode_id="ep-bench", workspace=str(root))
         settings = SandboxSettings(unsafe_local=True)
-        workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+        workspaces = Workspaces(lock_wait=timedelta(seconds=10))
         workspaces.prepare(scope, take_over=lambda _episode: True)
         runner, bench = CheckRunner(choose_sandbox(settings), settings), LocalCheckouts()
         check = Check(run=COMMAND)

@@ -22,7 +22,7 @@ from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
@@ -227,7 +227,7 @@ class _Bench:
         git(root, "commit", "--quiet", "-m", "start")
         self._root = root
         self._store = open_local_store(root)
-        self._workspaces = GitWorkspaces()
+        self._workspaces = Workspaces()
         self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, GitDiffer())
         request = EpisodeRequest(goal="change lines", workspace=str(root), definition_of_done=(Check(run="pytest -q"),))
         stored = put_model(self._store, request, name="request")

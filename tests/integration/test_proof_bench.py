@@ -16,7 +16,7 @@ from activities.proof.checkouts import REMOVAL, LocalCheckouts
 from activities.proof.difference import Difference
 from activities.proof.port import LockedTrees, TreeFile, UntrackedChanges
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import make_repository
 
 REMOVED_WITHIN_S = 30
@@ -103,7 +103,7 @@ def test_proof_with_a_large_file_never_has_it_in_memory(proofs: Path, tmp_path: 
     assert proofs.is_dir()
     root = make_repository(tmp_path / "large", {"a.py": "x = 1\n"})
     scope = EpisodeScope(episode_id="ep-large", workspace=str(root))
-    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces = Workspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
     with workspaces.hold(scope) as tree, LocalCheckouts().proof_folder(root) as room:
         begun = tree.snapshot()

@@ -18,7 +18,7 @@ from activities.proof.proving import Subject, prove_tree
 from activities.proof.runs import Runs
 from activities.sandbox.choose import choose_sandbox
 from activities.sandbox.port import Sandbox
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.data.proof import CALC, FIXED
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tightloop.episode.check import Check, ProofRule
@@ -126,7 +126,7 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
             git(root, "commit", "-qam", "Fix add")
             git(root, "checkout", "-q", "main")
         settings = SandboxSettings(read=(sys.prefix, sys.base_prefix))
-        workspaces, scope = GitWorkspaces(lock_wait=timedelta(seconds=10)), scope_of(root)
+        workspaces, scope = Workspaces(lock_wait=timedelta(seconds=10)), scope_of(root)
         workspaces.prepare(scope, take_over=lambda _: True)
         with workspaces.hold(scope) as tree:
             runner = FailingOnce(choose_sandbox(settings), settings, fails_at)

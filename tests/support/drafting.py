@@ -16,7 +16,7 @@ from activities.proof.runs import Runs
 from activities.proof.scenarios import add_drafts, choose_drafts
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import make_repository, write
 from tightloop.client.scenarios import ScenarioStore
 from tightloop.episode.planning import Briefing
@@ -57,7 +57,7 @@ async def draft_for(
         return Drafted(0, 0, 0, 0, answer.reason)
     source, sandbox = ScenarioStore(settings), SandboxSettings()
     scope = EpisodeScope(episode_id="ep-drafts", workspace=str(root))
-    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces = Workspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
     runner = CheckRunner(choose_sandbox(sandbox), sandbox)
     with workspaces.hold(scope) as tree:

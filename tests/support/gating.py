@@ -12,8 +12,7 @@ from pathlib import Path
 from activities.proof.checkouts import LocalCheckouts
 from activities.sandbox.choose import choose_sandbox
 from activities.testing import SandboxedTestGate
-from activities.workspace.port import WorkingTree
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import make_repository, scope_of, write
 from tightloop.settings import SandboxSettings
 from tightloop.testing import GateReport
@@ -71,7 +70,7 @@ def changed(
     root = make_repository(folder, {".gitignore": IGNORE, **before})
     if environment is not None:
         shutil.copytree(environment, root / ".venv", symlinks=True)
-    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces = Workspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope_of(root), take_over=lambda _episode: True)
     settings = SandboxSettings()
     gate = SandboxedTestGate(choose_sandbox(settings), settings, LocalCheckouts())

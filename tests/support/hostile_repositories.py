@@ -17,7 +17,7 @@ from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import user_git
 from activities.workspace.user_repository import UserRepository
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from activities.workspace.worktree import remove_worktree
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tightloop.errors import TightloopError
@@ -321,7 +321,7 @@ def go_through(root: Path, watch: Path) -> list[str]:
 
 
 def _episode(root: Path, watch: Path) -> None:
-    scope, workspaces = scope_of(root, f"{root.name}-here"), GitWorkspaces(timeout=PATIENCE)
+    scope, workspaces = scope_of(root, f"{root.name}-here"), Workspaces(timeout=PATIENCE)
     workspaces.prepare(scope, take_over=lambda _: True)
     with workspaces.hold(scope) as tree:
         start = tree.snapshot()
@@ -349,7 +349,7 @@ def _commit(root: Path) -> None:
 
 
 def _worktree(root: Path) -> None:
-    scope, workspaces = scope_of(root, f"{root.name}-tree", worktree=True), GitWorkspaces(timeout=PATIENCE)
+    scope, workspaces = scope_of(root, f"{root.name}-tree", worktree=True), Workspaces(timeout=PATIENCE)
     workspaces.prepare(scope, take_over=lambda _: True)
     with workspaces.hold(scope) as tree:
         start = tree.snapshot()

@@ -23,7 +23,7 @@ from activities.tracking.activity import TrackRequest, gather, read_diff, tracki
 from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import EpisodeScope, TreeDiff
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.data.pauses import Entry, entries
 from tests.support.doubles import planned
 from tests.support.pauses import NOTICED, Course, Figures, Pause, selected, workspace_of
@@ -100,12 +100,12 @@ def watch(entry: Entry) -> tuple[Seen, ...]:
         os.environ["TIGHTLOOP_HOME"] = f"{name}/home"
         root = workspace_of(Path(name) / "project", entry, _git)
         scope = EpisodeScope(episode_id="replay", workspace=str(root))
-        workspaces = GitWorkspaces()
+        workspaces = Workspaces()
         workspaces.prepare(scope, take_over=lambda _episode: True)
         return tuple(_watched(entry, root, scope, workspaces))
 
 
-def _watched(entry: Entry, root: Path, scope: EpisodeScope, workspaces: GitWorkspaces) -> Iterator[Seen]:
+def _watched(entry: Entry, root: Path, scope: EpisodeScope, workspaces: Workspaces) -> Iterator[Seen]:
     store, differ = store_folder_of(scope), GitDiffer()
     tree = ""
     for n in range(entry.iterations + 1):

@@ -19,7 +19,7 @@ from activities.proof.proving import Subject, prove_tree
 from activities.proof.runs import Runs
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.data.proof import NODE, Work
 from tests.support.git_sample import make_repository
 from tests.support.runners import VITEST, link_modules
@@ -77,7 +77,7 @@ def prove(folder: Path, work: Work, environment: Path, read: Sequence[Path] = ()
     root = make_project(folder, work, environment)
     checks = tuple(Check(run=command) for command in work.command.splitlines())
     scope = EpisodeScope(episode_id="ep-proof", workspace=str(root))
-    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces = Workspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
     settings = SandboxSettings(read=[str(path) for path in read])
     runner = CheckRunner(choose_sandbox(settings), settings)

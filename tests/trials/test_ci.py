@@ -20,7 +20,7 @@ import yaml
 from click.testing import CliRunner
 
 from activities.workspace.result import PROOFS, TakeRequest, take_result
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.data.proof import CALC, FIXED, UNITTEST, Work
 from tests.support.compose.debian import small_system
 from tests.support.git_sample import git
@@ -156,7 +156,7 @@ class Origin:
     def attach(self, proof: Proof) -> None:
         """Attach a signed proof, as `tightloop proof ID --attach` does."""
         text = signed(proof, self.author).decode()
-        workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+        workspaces = Workspaces(lock_wait=timedelta(seconds=10))
         request = TakeRequest(
             run=proof.episode_id,
             workspace=str(self.folder / "project"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.doubles import QuotaExecutor, ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, TRIES, Git, Working, eventually, scripted
 from tests.support.git_sample import stored
@@ -226,7 +226,7 @@ async def test_edits_outside_a_pause_are_undone_where_settings_say_so(client, wo
             (workspace / "stray.txt").write_text("stray\n")
         return planned()
 
-    async with working(ScriptedPlanner(meddle), workspaces=GitWorkspaces(settings=WorkspaceSettings(drift="undo"))):
+    async with working(ScriptedPlanner(meddle), workspaces=Workspaces(settings=WorkspaceSettings(drift="undo"))):
         episode_id = await client.start(request_for())
         await client.result(episode_id)
         timeline = await client.timeline(episode_id)

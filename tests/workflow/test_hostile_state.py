@@ -16,7 +16,7 @@ from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.port import SandboxSpec
 from activities.workspace.folders import store_folder_of
 from activities.workspace.ownership import OwnedProcesses, tree_key
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.episodes import APPEND, Working, scripted
 from tests.support.git_sample import git, on_disk, scope_of, write
 from tightloop.client import TightloopClient
@@ -118,7 +118,7 @@ def test_a_check_that_writes_the_configuration_of_git_runs_nothing(workspace: Pa
     script = f"printf '{evil}[core]\\n\\tfsmonitor = touch {marker} #\\n' >> store/config"
     spec = SandboxSpec(argv=("sh", "-c", script), root=workspace)
     sandbox.run(spec, cancelled=lambda: False, started=lambda _pid: None)
-    workspaces = GitWorkspaces()
+    workspaces = Workspaces()
     for number, worktree in enumerate((False, True)):
         scope = scope_of(workspace, f"episode-{number}", worktree=worktree)
         with suppress(WorkspaceError):
@@ -188,9 +188,9 @@ def test_an_id_that_leads_out_of_our_folder_makes_and_removes_nothing(
     ours = state_folder(workspace)
     victims = (workspace, ours, ours.parent, ours.parent.parent, ours.parent.parent.parent)
     write(tmp_path, {str((place / "victim" / "kept").relative_to(tmp_path)): "kept" for place in victims})
-    before, hold = on_disk(tmp_path), GitWorkspaces().hold(scope_of(workspace, identity, worktree=True))
+    before, hold = on_disk(tmp_path), Workspaces().hold(scope_of(workspace, identity, worktree=True))
     with pytest.raises(WorkspaceError, match="is not a valid worktree name"):
-        GitWorkspaces().prepare(scope_of(workspace, identity, worktree=True), take_over=lambda _: True)
+        Workspaces().prepare(scope_of(workspace, identity, worktree=True), take_over=lambda _: True)
     with pytest.raises(WorkspaceError, match="is not a valid worktree name"), hold:
         pass
     assert {name: entry for name, entry in on_disk(tmp_path).items() if name in before} == before

@@ -6,24 +6,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores
 from activities.plan.outputs import References, find_base_tree, unpack
 from activities.plan.port import Trees, Work
 from activities.plan.records import LoadedPlan, PlanCache, open_file_records
 from activities.plan.requests import RunStepRequest
-from activities.workspace.port import Workspaces
 from activities.workspace.scope import Differ, this_call
 from tightloop.plan.child import StepRecord
 from tightloop.plan.reference import is_one_reference
 from tightloop.plan.step import Access, Capability, Step, StepKind
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import Workspaces
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptPorts:
     """Dependencies of a step attempt."""
 
-    workspaces: Workspaces
+    workspaces: "Workspaces"
     stores: ArtifactStores
     trees: Trees
     differ: Differ

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio.exceptions import CancelledError
 
@@ -17,7 +17,6 @@ from activities.plan.port import RunnerResult, Trees, Work
 from activities.plan.records import record_digest
 from activities.plan.requests import RunStepRequest
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import WorkingTree
 from activities.workspace.scope import Differ, TreeDiff
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
 from tightloop.host.identity import host_identity
@@ -39,6 +38,9 @@ from tightloop.safety.drift import Drift, DriftCause, DriftError
 from tightloop.safety.rubric import Ruling, Verdict
 from tightloop.value import abridge, format_count, shorten
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from activities.workspace.working_tree import WorkingTree
 
 
 def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
@@ -118,7 +120,7 @@ def drop_own_drift(
 
 
 def replace_files(
-    tree: WorkingTree, trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
+    tree: "WorkingTree", trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
     """Replace the files of `before`, which should be on disk, with the files of `after`.
 
@@ -434,7 +436,7 @@ class AttemptRunner:
         )
 
     def _settle_tree(
-        self, work: Work, run_result: RunnerResult, tree: WorkingTree, after: str, *, has_other_changes: bool = False
+        self, work: Work, run_result: RunnerResult, tree: "WorkingTree", after: str, *, has_other_changes: bool = False
     ) -> StepResult:
         """Keep a step's changes, or undo them if the step failed or a person must first approve its deletions.
 

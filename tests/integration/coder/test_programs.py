@@ -6,7 +6,7 @@ import pytest
 
 from activities.coder.port import ToolContext, ToolResult
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.coder_tools import SETTINGS, Bench, Notebook, bench
 from tests.support.git_sample import on_disk, scope_of
 from tightloop.executor.model import Grant
@@ -143,7 +143,7 @@ class TestRunTests:
     def test_what_tests_write_is_undone_where_the_tree_is_held(self, made: Bench) -> None:
         (made.root / "mine.txt").write_text("not committed\n")
         files = on_disk(made.root)
-        with GitWorkspaces().hold(scope_of(made.root)) as tree:
+        with Workspaces().hold(scope_of(made.root)) as tree:
             result = made.use("run_tests", {"tests": ["test_calc.py::test_zero"]}, tree=tree)
         assert not result.failed
         # Caches ignore themselves.

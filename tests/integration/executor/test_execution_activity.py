@@ -23,7 +23,7 @@ from activities.executor.activity import ExecuteRequest, ExecutionActivities
 from activities.executor.port import Availability, Control, Executor
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.episodes import Working, eventually
 from tests.support.orders import order
 from tightloop.errors import ExecutorError, StorageFullError
@@ -81,7 +81,7 @@ class Bench:
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace
         self.scope = EpisodeScope(episode_id="episode-1", workspace=str(workspace))
-        self.workspaces = GitWorkspaces()
+        self.workspaces = Workspaces()
         self.workspaces.prepare(self.scope, take_over=lambda _episode: True)
         self.outbox = open_sqlite_outbox(workspace)
         with self.workspaces.hold(self.scope) as tree:

@@ -21,8 +21,7 @@ from activities.loop.packet import last_commits, open_packets
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.finding import TRIAL_S, CheckFinder
 from activities.tracking.differ import GitDiffer
-from activities.workspace.port import WorkingTree
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
 from tightloop.checks.choice import ChosenChecks, TriedCheck, choose_checks
@@ -110,7 +109,7 @@ def inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     inspection = InspectionActivities(
-        workspaces=GitWorkspaces(),
+        workspaces=Workspaces(),
         stores=open_local_store,
         ledgers=open_project,
         differ=GitDiffer(),

@@ -12,7 +12,7 @@ from activities.checks.runner import CheckRunner
 from activities.plan.children import StepChildren
 from activities.plan.requests import OpenPlanRequest, PlanScope, RunStepRequest, SettleRequest, StepRun
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.episodes import Working
 from tests.support.git_sample import make_repository
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
@@ -90,7 +90,7 @@ def test_branch_is_judged_under_the_ids_that_its_alternatives_were_started_with(
 
 def _opened(root: Path, *steps: dict[str, Any]) -> Stage:
     checks = CheckRunner(choose_sandbox(SANDBOX), SANDBOX)
-    children = StepChildren(GitWorkspaces(), checks, Settings())
+    children = StepChildren(Workspaces(), checks, Settings())
     return stage(root, *steps, activities=activities_for(plan_children=children))
 
 

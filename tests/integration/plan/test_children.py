@@ -17,7 +17,7 @@ from activities.plan.requests import (
     StepRun,
 )
 from activities.sandbox.choose import choose_sandbox
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, write
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
@@ -44,7 +44,7 @@ def opened(root: Path, *steps: dict[str, Any], **fields: Any) -> Stage:
         "executor": {"default": "scripted", "fallback": ["person"], "on_crash": "ask"},
         "tracking": {"pause_after": 8},
     }
-    children = StepChildren(GitWorkspaces(), checks, Settings.model_validate(own))
+    children = StepChildren(Workspaces(), checks, Settings.model_validate(own))
     return stage(root, *steps, activities=activities_for(plan_children=children), **fields)
 
 
@@ -377,7 +377,7 @@ class TestEpisode:
         plan = opened(root, self.goal(), plan={"inputs": {"what": "it"}})
         request, _ = prepared(plan, "agent")
         write(root, {"made.txt": "by the agent\n"})
-        with GitWorkspaces().hold(plan.scope) as tree:
+        with Workspaces().hold(plan.scope) as tree:
             left = tree.snapshot()
         write(root, {"mine.txt": "by a person\n"})
         settle = SettleRequest(

@@ -12,7 +12,7 @@ from activities.plan.records import open_file_records
 from activities.plan.runners.gate import GateRunner
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.differ import GitDiffer
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
@@ -182,7 +182,7 @@ def trees(workspace: Path) -> tuple[str, str, str]:
     """Trees of the start, after a change of app.py, and after two more files."""
 
     def tree() -> str:
-        with GitWorkspaces().hold(scope_of(workspace)) as held:
+        with Workspaces().hold(scope_of(workspace)) as held:
             return held.snapshot()
 
     first = tree()

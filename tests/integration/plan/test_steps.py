@@ -19,7 +19,7 @@ from activities.plan.requests import (
 )
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.ownership import tree_key
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
@@ -354,7 +354,7 @@ class TestOnce:
         first = stage(root, {"id": "one", "shell": {"run": "echo 1 > one.txt"}})
         first.check_done("one")
         (root / "mine.txt").write_text("by a person\n")
-        with GitWorkspaces().hold(first.scope) as tree:
+        with Workspaces().hold(first.scope) as tree:
             first.tree = tree.snapshot()  # what a resume adopts
         first.close()
         second = stage(root, {"id": "one", "shell": {"run": "echo 1 > one.txt"}}, run_id="run-2")
@@ -386,7 +386,7 @@ class TestOnce:
         plan = stage(
             root,
             shell("one", "cat a.txt"),
-            activities=activities_for(workspaces=GitWorkspaces(settings=WorkspaceSettings(drift="undo"))),
+            activities=activities_for(workspaces=Workspaces(settings=WorkspaceSettings(drift="undo"))),
         )
         write(root, {"a.txt": "tampered\n", "new file": "mine\n"})
         result = plan.check_done("one")
@@ -518,7 +518,7 @@ class TestChildren:
         request = RunStepRequest(scope=plan.scope, step="agent", expected_tree=plan.tree)
         run = plan.call("prepare_children", request)
         assert run.episode == {"goal": "write a file"}
-        with GitWorkspaces().hold(plan.scope) as tree:
+        with Workspaces().hold(plan.scope) as tree:
             write(root, {"child.txt": "one\ntwo\n"})
             left = tree.snapshot()
         return plan, request, left

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from activities.plan.attempts.trees import GitTrees
 from activities.workspace.folders import store_folder_of
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import make_repository, on_disk, scope_of
 from tests.support.plan.stage import stage
 from tightloop.plan.child import StepStatus
@@ -145,7 +145,7 @@ def test_inverse_restores_any_tree_byte_for_byte_beside_later_work(seed: int) ->
     with tempfile.TemporaryDirectory() as name:
         root = make_repository(Path(name) / "repo", {"keep": "k\n"})
         scope = scope_of(root)
-        workspaces = GitWorkspaces()
+        workspaces = Workspaces()
         workspaces.prepare(scope, take_over=lambda _: False)
         with workspaces.hold(scope) as tree:
             _scramble(root, chance)

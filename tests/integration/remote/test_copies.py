@@ -13,7 +13,7 @@ from activities.remote.activity import FRESH_S, Copies, StoredObject
 from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.writer import PackedTrees
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.bucket import careless_server, s3_server
 from tightloop.client.keys import KeyRing
 from tightloop.client.sealing import Keys
@@ -59,7 +59,7 @@ class Host:
     def checkpoint(self, number: int, epoch: int) -> CheckpointRecord:
         """Record the files as they are."""
         scope = self.scope(epoch)
-        with GitWorkspaces().hold(scope) as tree:
+        with Workspaces().hold(scope) as tree:
             found = tree.snapshot()
         store = open_local_store(Path(scope.workspace))
         file = CheckpointFile(state=EpisodeState(tree=found, iteration=number))
@@ -111,7 +111,7 @@ def test_another_host_gets_every_checkpoint_byte_for_byte(first: Host, host) -> 
     scope = second.scope(epoch + 1)
     second.copies.trees.make_workspace(scope)
     head = second.copies.claim(scope, last, lambda _head, record: records.append(record))
-    with GitWorkspaces().hold(scope) as tree:
+    with Workspaces().hold(scope) as tree:
         for record in records:
             tree.restore(record.tree)
             assert tree.snapshot() == record.tree
@@ -259,7 +259,7 @@ def test_host_that_has_the_checkpoint_goes_on_where_the_store_was_emptied(first:
         first.copies.add(first.scope(epoch), last)
     # All of it is there again.
     assert second.take(epoch + 2).last == last
-    with GitWorkspaces().hold(second.scope(epoch + 2)) as tree:
+    with Workspaces().hold(second.scope(epoch + 2)) as tree:
         tree.restore(last.tree)
     assert second.files == first.files
 

@@ -12,7 +12,7 @@ from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.differ import GitDiffer
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tightloop.database.ledger import open_project
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, newly_failing, progress
 from tightloop.episode.decisions import make_question
@@ -35,7 +35,7 @@ class Episode:
     def __init__(self, root: Path, *, patience: timedelta = PATIENCE) -> None:
         self.root = root
         self._store = open_local_store(root)
-        self._workspaces = GitWorkspaces()
+        self._workspaces = Workspaces()
         differ = GitDiffer(compare_bound=patience, lines_bound=patience)
         self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, differ)
         request = EpisodeRequest(goal="make it green", workspace=str(root), definition_of_done=(PYTEST,))

@@ -11,7 +11,7 @@ import pytest
 from activities.tracking.differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import FileChange
-from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, write
 
 PATIENT = GitDiffer(compare_bound=timedelta(seconds=30), lines_bound=timedelta(seconds=30))
@@ -20,19 +20,19 @@ TEXT = "\n".join(f"line {number}: the words of line {number * 7 % 13}" for numbe
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[GitWorkingTree]:
+def tree(tmp_path: Path) -> Iterator[WorkingTree]:
     root = make_repository(tmp_path / "repo", {"a.txt": "1\n2\n3\n", "b.txt": "b\n", "long.py": TEXT})
-    with GitWorkspaces().hold(scope_of(root)) as held:
+    with Workspaces().hold(scope_of(root)) as held:
         yield held
 
 
-def test_equal_trees_have_no_difference(tree: GitWorkingTree) -> None:
+def test_equal_trees_have_no_difference(tree: WorkingTree) -> None:
     start = tree.snapshot()
     found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, start)
     assert (found.files, found.files_changed, found.patch, found.approximate) == ((), 0, b"", False)
 
 
-def test_files_and_lines_are_counted(tree: GitWorkingTree) -> None:
+def test_files_and_lines_are_counted(tree: WorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {"a.txt": "1\n2\nthree\n4\n", "new/n.txt": "n"})
     (tree.root / "b.txt").unlink()
@@ -45,7 +45,7 @@ def test_files_and_lines_are_counted(tree: GitWorkingTree) -> None:
     assert (found.files_changed, found.lines_added, found.lines_removed, found.approximate) == (3, 3, 2, False)
 
 
-def test_patch_turns_one_tree_into_the_other_by_git_apply(tree: GitWorkingTree) -> None:
+def test_patch_turns_one_tree_into_the_other_by_git_apply(tree: WorkingTree) -> None:
     write(tree.root, {"crlf.txt": "a\r\nb\r\n", "space name.txt": "s\n"})
     (tree.root / "bin").write_bytes(bytes(range(256)))
     (tree.root / "link").symlink_to("a.txt")
@@ -65,7 +65,7 @@ def test_patch_turns_one_tree_into_the_other_by_git_apply(tree: GitWorkingTree) 
     assert on_disk(tree.root) == wanted
 
 
-def test_rename_is_one_change_without_lines(tree: GitWorkingTree) -> None:
+def test_rename_is_one_change_without_lines(tree: WorkingTree) -> None:
     start = tree.snapshot()
     (tree.root / "long.py").rename(tree.root / "renamed.py")
     found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
@@ -75,7 +75,7 @@ def test_rename_is_one_change_without_lines(tree: GitWorkingTree) -> None:
     assert b"rename from long.py" in found.patch
 
 
-def test_binary_file_is_marked_and_has_no_lines(tree: GitWorkingTree) -> None:
+def test_binary_file_is_marked_and_has_no_lines(tree: WorkingTree) -> None:
     start = tree.snapshot()
     (tree.root / "x.bin").write_bytes(b"\0\n\n\n")
     found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
@@ -83,14 +83,14 @@ def test_binary_file_is_marked_and_has_no_lines(tree: GitWorkingTree) -> None:
     assert found.lines_added == 0
 
 
-def test_name_that_is_not_utf8_is_shown_as_escapes(tree: GitWorkingTree) -> None:
+def test_name_that_is_not_utf8_is_shown_as_escapes(tree: WorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {os.fsdecode(b"caf\xe9\n.txt"): "x\n"})
     (change,) = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot()).files
     assert change.path == "caf\\xe9\n.txt"
 
 
-def test_attributes_and_settings_of_the_user_do_not_change_the_difference(tree: GitWorkingTree) -> None:
+def test_attributes_and_settings_of_the_user_do_not_change_the_difference(tree: WorkingTree) -> None:
     write(tree.root, {".gitattributes": "*.txt -diff\n*.py diff=tool\n"})
     for name, value in (("diff.noprefix", "true"), ("diff.tool.command", "false"), ("diff.tool.textconv", "false")):
         git(tree.root, "config", name, value)
@@ -102,7 +102,7 @@ def test_attributes_and_settings_of_the_user_do_not_change_the_difference(tree: 
     assert not found.approximate
 
 
-def test_too_large_patch_holds_only_whole_files_and_says_so(tree: GitWorkingTree) -> None:
+def test_too_large_patch_holds_only_whole_files_and_says_so(tree: WorkingTree) -> None:
     start = tree.snapshot()
     noise = random.Random(1)
     big = "".join(f"{noise.random()}\n" for _ in range(80_000))
@@ -118,7 +118,7 @@ def test_too_large_patch_holds_only_whole_files_and_says_so(tree: GitWorkingTree
     assert not (tree.root / "2.txt").exists()
 
 
-def test_listed_files_are_bounded_but_all_are_counted(tree: GitWorkingTree) -> None:
+def test_listed_files_are_bounded_but_all_are_counted(tree: WorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {f"many/{number}": "x\n" for number in range(2_100)})
     found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
@@ -126,7 +126,7 @@ def test_listed_files_are_bounded_but_all_are_counted(tree: GitWorkingTree) -> N
     assert (found.files_changed, found.lines_added) == (2_100, 2_100)
 
 
-def test_comparison_without_time_is_marked(tree: GitWorkingTree) -> None:
+def test_comparison_without_time_is_marked(tree: WorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {"a.txt": "x\n"})
     found = HASTY.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
@@ -136,7 +136,7 @@ def test_comparison_without_time_is_marked(tree: GitWorkingTree) -> None:
     assert found.patch == b""
 
 
-def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: GitWorkingTree) -> None:
+def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: WorkingTree) -> None:
     noise = random.Random(1)
     alphabet = [f"{number}\n" for number in range(3_000)]
     start_text, end_text = ("".join(noise.choices(alphabet, k=1_500_000)) for _ in range(2))
@@ -155,7 +155,7 @@ def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: GitWo
     assert "comparing 1 file took too long" in found.note
 
 
-def test_small_change_of_a_huge_file_keeps_its_exact_patch(tree: GitWorkingTree) -> None:
+def test_small_change_of_a_huge_file_keeps_its_exact_patch(tree: WorkingTree) -> None:
     write(tree.root, {"huge.txt": "the same\n" * 1_000_000})
     start = tree.snapshot()
     write(tree.root, {"huge.txt": "the same\n" * 500_000 + "another\n" + "the same\n" * 500_000})
@@ -164,12 +164,12 @@ def test_small_change_of_a_huge_file_keeps_its_exact_patch(tree: GitWorkingTree)
     assert len(found.patch) < 1_000
 
 
-def test_lines_of_a_tree_are_counted(tree: GitWorkingTree) -> None:
+def test_lines_of_a_tree_are_counted(tree: WorkingTree) -> None:
     (tree.root / "x.bin").write_bytes(b"\0\n\n\n")
     assert PATIENT.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) == 3 + 1 + 400
 
 
-def test_lines_are_estimated_when_there_is_no_time(tree: GitWorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_estimated_when_there_is_no_time(tree: WorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.tracking.differ.ESTIMATE_BOUND", timedelta(seconds=30))
     size = len(TEXT) + len("1\n2\n3\n") + len("b\n")
     assert HASTY.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
@@ -180,5 +180,5 @@ def test_lines_of_a_tree_with_sha256_names_are_counted(tmp_path: Path) -> None:
     root.mkdir()
     git(root, "init", "-q", "--object-format=sha256")
     write(root, {"a": "1\n2\n"})
-    with GitWorkspaces().hold(scope_of(root)) as held:
+    with Workspaces().hold(scope_of(root)) as held:
         assert PATIENT.lines(store_folder_of(scope_of(root)), held.snapshot()) == 2

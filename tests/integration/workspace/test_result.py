@@ -10,7 +10,7 @@ from activities.workspace.folders import root_of
 from activities.workspace.port import ResultPart, result_message
 from activities.workspace.result import CommittedResult, commit_result
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import git, make_repository, scope_of, user_state, write
 from tightloop.errors import WorkspaceError
 
@@ -22,8 +22,8 @@ def root(tmp_path: Path) -> Path:
 
 def work(scope: EpisodeScope, files: Mapping[str, str | None], message: str = "Change it") -> ResultPart:
     """Open the tree, change files as an executor would, and return the change."""
-    GitWorkspaces().prepare(scope, take_over=lambda _: False)
-    with GitWorkspaces().hold(scope) as tree:
+    Workspaces().prepare(scope, take_over=lambda _: False)
+    with Workspaces().hold(scope) as tree:
         before = tree.snapshot()
         for path, text in files.items():
             if text is None:
@@ -46,7 +46,7 @@ def test_result_is_one_commit_of_the_user_on_a_new_branch(root: Path, worktree: 
     scope = scope_of(root, "fix-it", worktree=worktree)
     part = work(scope, {"a.txt": "two\n", "b.txt": None, "new/c.txt": "c\n"})
     (root_of(scope) / "tool.sh").chmod(0o755)
-    with GitWorkspaces().hold(scope) as tree:
+    with Workspaces().hold(scope) as tree:
         part = part._replace(after=tree.snapshot())
     head, status = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     index = (root / ".git/index").read_bytes()
@@ -120,7 +120,7 @@ def test_uncommitted_content_is_never_committed_unasked(root: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"a\.txt: the run started with uncommitted changes"):
         commit_result(scope, (part,))
     assert git(root, "branch", "--list", "tightloop/*") == b""
-    assert GitWorkspaces().deliver(scope, (part,)).startswith("the result was not committed. a.txt")
+    assert Workspaces().deliver(scope, (part,)).startswith("the result was not committed. a.txt")
 
 
 def test_no_change_makes_no_branch(root: Path) -> None:

@@ -17,7 +17,7 @@ from activities.workspace.folders import root_of
 from activities.workspace.port import SetUpResult
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.user_repository import UserRepository
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from activities.workspace.worktree import remove_worktree
 from tests.support.git_sample import git, make_repository, scope_of
 from tests.support.sandboxes import box, sandbox_named
@@ -58,8 +58,8 @@ def setups(settings: WorkspaceSettings = SETTINGS) -> SandboxedSetups:
 
 
 def examine(scope: EpisodeScope, named: str = "") -> tuple[Setup | None, tuple[str, ...]]:
-    GitWorkspaces().prepare(scope, take_over=lambda _: False)
-    with GitWorkspaces().hold(scope) as tree:
+    Workspaces().prepare(scope, take_over=lambda _: False)
+    with Workspaces().hold(scope) as tree:
         return setups().examine(scope, tree, tree.snapshot(), named)
 
 
@@ -68,7 +68,7 @@ def set_up(
 ) -> SetUpResult:
     setup, notes = examine(scope, named)
     assert setup is not None, notes
-    with GitWorkspaces().hold(scope) as tree:
+    with Workspaces().hold(scope) as tree:
         setup = setup.evolve(decision=setup.decision or decision)
         return setups(settings).set_up(scope, tree, tree.snapshot(), setup, cancelled=lambda: False)
 
@@ -218,7 +218,7 @@ def test_lock_file_that_changed_is_not_installed_without_another_answer(npm_proj
     assert asked is not None
     with (root_of(third) / "package-lock.json").open("a") as file:
         file.write("\n")
-    with GitWorkspaces().hold(third) as tree:
+    with Workspaces().hold(third) as tree:
         decided = asked.evolve(decision=INSTALL)
         done = setups().set_up(third, tree, tree.snapshot(), decided, cancelled=lambda: False)
     assert done.setup is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.workspace.folders import store_folder_of
-from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored, user_state, write
 from tightloop.errors import GitError, WorkspaceError
 from tightloop.host import state_folder
@@ -20,12 +20,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(root: Path) -> Iterator[GitWorkingTree]:
-    with GitWorkspaces().hold(scope_of(root)) as held:
+def tree(root: Path) -> Iterator[WorkingTree]:
+    with Workspaces().hold(scope_of(root)) as held:
         yield held
 
 
-def assert_restores(tree: GitWorkingTree, change: Callable[[], object]) -> None:
+def assert_restores(tree: WorkingTree, change: Callable[[], object]) -> None:
     """Snapshot, change the files, restore, and compare byte by byte."""
     before = on_disk(tree.root)
     start = tree.snapshot()
@@ -36,8 +36,8 @@ def assert_restores(tree: GitWorkingTree, change: Callable[[], object]) -> None:
     assert tree.snapshot() == start
 
 
-def test_snapshot_and_restore_leave_index_head_status_and_settings_alone(root: Path, tree: GitWorkingTree) -> None:
-    GitWorkspaces().prepare(scope_of(root), take_over=lambda _: False)
+def test_snapshot_and_restore_leave_index_head_status_and_settings_alone(root: Path, tree: WorkingTree) -> None:
+    Workspaces().prepare(scope_of(root), take_over=lambda _: False)
     write(root, {"staged.txt": "s\n", "a.txt": "changed\n", "new.txt": "n\n"})
     git(root, "add", "staged.txt")
     before = user_state(root)
@@ -50,7 +50,7 @@ def test_snapshot_and_restore_leave_index_head_status_and_settings_alone(root: P
     assert user_state(root) == before
 
 
-def test_uncommitted_work_of_a_dirty_repository_comes_back(root: Path, tree: GitWorkingTree) -> None:
+def test_uncommitted_work_of_a_dirty_repository_comes_back(root: Path, tree: WorkingTree) -> None:
     write(root, {"a.txt": "dirty\n", "untracked/c": "c\n"})
     (root / "src/b.py").unlink()
 
@@ -63,7 +63,7 @@ def test_uncommitted_work_of_a_dirty_repository_comes_back(root: Path, tree: Git
 
 def test_repository_without_commit_is_restored(tmp_path: Path) -> None:
     root = make_repository(tmp_path / "fresh")
-    with GitWorkspaces().hold(scope_of(root)) as tree:
+    with Workspaces().hold(scope_of(root)) as tree:
         empty = tree.snapshot()
         write(root, {"a": "a\n"})
         assert_restores(tree, lambda: write(root, {"a": "b\n", "c": "c\n"}))
@@ -71,7 +71,7 @@ def test_repository_without_commit_is_restored(tmp_path: Path) -> None:
         assert on_disk(root) == {}
 
 
-def test_kept_trees_can_be_compared_by_the_user(root: Path, tree: GitWorkingTree) -> None:
+def test_kept_trees_can_be_compared_by_the_user(root: Path, tree: WorkingTree) -> None:
     tree.keep("1", tree.snapshot())
     write(root, {"a.txt": "two\n"})
     tree.keep("2", tree.snapshot())
@@ -82,18 +82,18 @@ def test_kept_trees_can_be_compared_by_the_user(root: Path, tree: GitWorkingTree
 def test_kept_trees_survive_the_loss_of_the_workspace(root: Path) -> None:
     """A clone at the same path has none of the objects that the lost repository had."""
     write(root, {"new.txt": "not committed\n", "a.txt": "two\n"})
-    with GitWorkspaces().hold(scope_of(root)) as held:
+    with Workspaces().hold(scope_of(root)) as held:
         kept, before = held.snapshot(), on_disk(root)
         held.keep("1", kept)
     shutil.rmtree(root)
     make_repository(root, {"other.txt": "cloned again\n"})
-    GitWorkspaces().prepare(scope_of(root), take_over=lambda _: True)
-    with GitWorkspaces().hold(scope_of(root)) as held:
+    Workspaces().prepare(scope_of(root), take_over=lambda _: True)
+    with Workspaces().hold(scope_of(root)) as held:
         held.restore(kept)
     assert on_disk(root) == before
 
 
-def test_kept_trees_survive_garbage_collection(root: Path, tree: GitWorkingTree) -> None:
+def test_kept_trees_survive_garbage_collection(root: Path, tree: WorkingTree) -> None:
     write(root, {"only-in-snapshot": "precious\n"})
     start = tree.snapshot()
     tree.keep("1", start)
@@ -104,7 +104,7 @@ def test_kept_trees_survive_garbage_collection(root: Path, tree: GitWorkingTree)
     assert (root / "only-in-snapshot").read_text() == "precious\n"
 
 
-def test_snapshot_after_garbage_collection_of_its_objects_is_complete(root: Path, tree: GitWorkingTree) -> None:
+def test_snapshot_after_garbage_collection_of_its_objects_is_complete(root: Path, tree: WorkingTree) -> None:
     write(root, {"never-committed": "bytes\n"})
     start = tree.snapshot()
     git(root, "gc", "-q", "--prune=now")
@@ -115,7 +115,7 @@ def test_snapshot_after_garbage_collection_of_its_objects_is_complete(root: Path
     assert stored(root, "cat-file", "-p", f"{start}:never-committed") == b"bytes\n"
 
 
-def test_damaged_private_index_is_made_anew(root: Path, tree: GitWorkingTree) -> None:
+def test_damaged_private_index_is_made_anew(root: Path, tree: WorkingTree) -> None:
     start = tree.snapshot()
     (index,) = (state_folder(root) / "trees/states").iterdir()
     index.write_bytes(index.read_bytes()[:-7] + b"torn by a power loss")
@@ -123,16 +123,16 @@ def test_damaged_private_index_is_made_anew(root: Path, tree: GitWorkingTree) ->
 
 
 def test_locks_of_a_killed_process_do_not_block(root: Path) -> None:
-    with GitWorkspaces().hold(scope_of(root)) as tree:
+    with Workspaces().hold(scope_of(root)) as tree:
         start = tree.snapshot()
     write(store_folder_of(scope_of(root)), {"refs/tightloop/ep-1/1.lock": ""})
     write(root, {".git/index.lock": ""})
-    with GitWorkspaces().hold(scope_of(root)) as tree:
+    with Workspaces().hold(scope_of(root)) as tree:
         assert tree.snapshot() == start
         tree.keep("1", start)
 
 
-def test_submodule_with_changed_content_is_restored(tmp_path: Path, root: Path, tree: GitWorkingTree) -> None:
+def test_submodule_with_changed_content_is_restored(tmp_path: Path, root: Path, tree: WorkingTree) -> None:
     library = make_repository(tmp_path / "library", {"lib.c": "int x;\n", "deep/inner.c": "int y;\n"})
     git(root, "submodule", "add", "-q", str(library), "vendor/lib")
     git(root, "commit", "-q", "-m", "submodule")
@@ -147,16 +147,14 @@ def test_submodule_with_changed_content_is_restored(tmp_path: Path, root: Path, 
     assert git(root / "vendor/lib", "rev-parse", "HEAD") == head
 
 
-def test_files_of_a_submodule_in_an_ignored_folder_are_covered(
-    tmp_path: Path, root: Path, tree: GitWorkingTree
-) -> None:
+def test_files_of_a_submodule_in_an_ignored_folder_are_covered(tmp_path: Path, root: Path, tree: WorkingTree) -> None:
     library = make_repository(tmp_path / "library", {"lib.c": "int x;\n"})
     git(root, "submodule", "add", "-q", str(library), "vendor/lib")
     write(root, {".gitignore": "vendor/\n"})
     assert_restores(tree, lambda: write(root, {"vendor/lib/lib.c": "broken\n"}))
 
 
-def test_nested_repositories_without_commit_are_covered_as_files(root: Path, tree: GitWorkingTree) -> None:
+def test_nested_repositories_without_commit_are_covered_as_files(root: Path, tree: WorkingTree) -> None:
     make_repository(root / "nested")
     make_repository(root / "nested/deeper")
     make_repository(root / "empty")
@@ -171,7 +169,7 @@ def test_nested_repositories_without_commit_are_covered_as_files(root: Path, tre
     assert not (root / "nested/.tightloop-seed").exists()
 
 
-def test_repository_that_the_executor_made_is_undone_but_its_history_stays(root: Path, tree: GitWorkingTree) -> None:
+def test_repository_that_the_executor_made_is_undone_but_its_history_stays(root: Path, tree: WorkingTree) -> None:
     def change() -> None:
         make_repository(root / "made", {"m": "m\n"})
 
@@ -179,7 +177,7 @@ def test_repository_that_the_executor_made_is_undone_but_its_history_stays(root:
     assert (root / "made/.git/HEAD").exists()
 
 
-def test_file_of_200_mb_is_restored(root: Path, tree: GitWorkingTree) -> None:
+def test_file_of_200_mb_is_restored(root: Path, tree: WorkingTree) -> None:
     big = root / "model.bin"
     with big.open("wb") as file:
         file.write(os.urandom(100_000))
@@ -196,7 +194,7 @@ def test_file_of_200_mb_is_restored(root: Path, tree: GitWorkingTree) -> None:
 
 
 def test_link_out_of_the_tree_is_restored_and_its_target_not_touched(
-    tmp_path: Path, root: Path, tree: GitWorkingTree
+    tmp_path: Path, root: Path, tree: WorkingTree
 ) -> None:
     outside = tmp_path / "outside"
     write(outside, {"keep.txt": "keep\n"})
@@ -214,7 +212,7 @@ def test_link_out_of_the_tree_is_restored_and_its_target_not_touched(
 
 
 def test_folder_that_became_a_link_is_restored_without_writing_through_it(
-    tmp_path: Path, root: Path, tree: GitWorkingTree
+    tmp_path: Path, root: Path, tree: WorkingTree
 ) -> None:
     outside = tmp_path / "outside"
     write(outside, {"b.py": "outside\n"})
@@ -227,7 +225,7 @@ def test_folder_that_became_a_link_is_restored_without_writing_through_it(
     assert on_disk(outside) == {"b.py": ("file", b"outside\n")}
 
 
-def test_hard_link_to_a_file_outside_is_not_written_through(tmp_path: Path, root: Path, tree: GitWorkingTree) -> None:
+def test_hard_link_to_a_file_outside_is_not_written_through(tmp_path: Path, root: Path, tree: WorkingTree) -> None:
     shared = tmp_path / "shared"
     shared.write_text("shared\n")
     start = tree.snapshot()
@@ -242,13 +240,13 @@ def test_hard_link_to_a_file_outside_is_not_written_through(tmp_path: Path, root
     "name",
     [b"caf\xe9", b"\xff\xfe", b"new\nline", b"tab\there", b'quo"te', b"-dash", b":(glob)*", b"back\\slash", b"a b"],
 )
-def test_unusual_names_are_restored(root: Path, tree: GitWorkingTree, name: bytes) -> None:
+def test_unusual_names_are_restored(root: Path, tree: WorkingTree, name: bytes) -> None:
     path = root / os.fsdecode(name)
     path.write_bytes(b"1\n")
     assert_restores(tree, path.unlink)
 
 
-def test_line_ends_survive_automatic_conversion(root: Path, tree: GitWorkingTree) -> None:
+def test_line_ends_survive_automatic_conversion(root: Path, tree: WorkingTree) -> None:
     git(root, "config", "core.autocrlf", "true")
     git(root, "config", "core.safecrlf", "true")
     write(root, {".gitattributes": "* text=auto eol=lf\n*.w text working-tree-encoding=UTF-16\n*.id ident\n"})
@@ -259,7 +257,7 @@ def test_line_ends_survive_automatic_conversion(root: Path, tree: GitWorkingTree
     assert_restores(tree, lambda: write(root, dict.fromkeys(("crlf.txt", "mixed.txt", "lf.txt", "x.w", "v.id"), "-\n")))
 
 
-def test_content_filters_are_not_applied(root: Path, tree: GitWorkingTree) -> None:
+def test_content_filters_are_not_applied(root: Path, tree: WorkingTree) -> None:
     git(root, "config", "filter.lfs.clean", "echo pointer; cat > /dev/null")
     git(root, "config", "filter.lfs.smudge", "echo smudged; cat > /dev/null")
     git(root, "config", "filter.lfs.required", "true")
@@ -268,7 +266,7 @@ def test_content_filters_are_not_applied(root: Path, tree: GitWorkingTree) -> No
     assert stored(root, "cat-file", "-p", f"{tree.snapshot()}:m.bin") == b"heavy\n"
 
 
-def test_hooks_of_the_user_do_not_run(root: Path, tree: GitWorkingTree) -> None:
+def test_hooks_of_the_user_do_not_run(root: Path, tree: WorkingTree) -> None:
     for name in ("reference-transaction", "post-checkout", "post-index-change"):
         hook = root / ".git/hooks" / name
         hook.parent.mkdir(exist_ok=True)
@@ -281,7 +279,7 @@ def test_hooks_of_the_user_do_not_run(root: Path, tree: GitWorkingTree) -> None:
     assert not list(root.glob("ran-*"))
 
 
-def test_executable_bit_is_restored(root: Path, tree: GitWorkingTree) -> None:
+def test_executable_bit_is_restored(root: Path, tree: WorkingTree) -> None:
     (root / "a.txt").chmod(0o755)
 
     def change() -> None:
@@ -291,7 +289,7 @@ def test_executable_bit_is_restored(root: Path, tree: GitWorkingTree) -> None:
     assert_restores(tree, change)
 
 
-def test_file_folder_and_link_that_swapped_places_are_restored(root: Path, tree: GitWorkingTree) -> None:
+def test_file_folder_and_link_that_swapped_places_are_restored(root: Path, tree: WorkingTree) -> None:
     write(root, {"file": "f\n", "folder/inner/x": "x\n"})
     (root / "link").symlink_to("file")
 
@@ -304,7 +302,7 @@ def test_file_folder_and_link_that_swapped_places_are_restored(root: Path, tree:
     assert_restores(tree, change)
 
 
-def test_same_size_and_time_do_not_hide_a_change(root: Path, tree: GitWorkingTree) -> None:
+def test_same_size_and_time_do_not_hide_a_change(root: Path, tree: WorkingTree) -> None:
     path = root / "a.txt"
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
 
@@ -315,7 +313,7 @@ def test_same_size_and_time_do_not_hide_a_change(root: Path, tree: GitWorkingTre
     assert_restores(tree, change)
 
 
-def test_ignored_files_are_left_alone(root: Path, tree: GitWorkingTree) -> None:
+def test_ignored_files_are_left_alone(root: Path, tree: WorkingTree) -> None:
     write(root, {".gitignore": "*.log\nbuild/\n", "x.log": "1\n", "build/o": "1\n"})
     start = tree.snapshot()
     write(root, {"x.log": "2\n", "build/o": "2\n", "a.txt": "2\n"})
@@ -331,20 +329,20 @@ def test_own_excludes_and_global_excludes_of_the_user_count(
     write(tmp_path / "home", {".gitconfig": "[core]\n\texcludesFile = ~/my ignores\n", "my ignores": "*.swp\n"})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write(root, {".git/info/exclude": "*.mine", "a.swp": "s\n", "b.mine": "m\n"})
-    GitWorkspaces().prepare(scope_of(root), take_over=lambda _: False)
-    with GitWorkspaces().hold(scope_of(root)) as tree:
+    Workspaces().prepare(scope_of(root), take_over=lambda _: False)
+    with Workspaces().hold(scope_of(root)) as tree:
         covered = stored(root, "ls-tree", "-r", "--name-only", tree.snapshot())
     assert covered == b"a.txt\nsrc/b.py\n"
 
 
-def test_ignored_file_that_is_tracked_is_covered(root: Path, tree: GitWorkingTree) -> None:
+def test_ignored_file_that_is_tracked_is_covered(root: Path, tree: WorkingTree) -> None:
     write(root, {".gitignore": "*.log\nout/\n", "kept.log": "1\n", "out/kept": "1\n", "other.log": "1\n"})
     git(root, "add", "-f", "kept.log", "out/kept")
     assert_restores(tree, lambda: write(root, {"kept.log": "2\n", "out/kept": "2\n"}))
     assert b"other.log" not in stored(root, "ls-tree", "-r", "--name-only", tree.snapshot())
 
 
-def test_tracked_file_behind_a_link_is_not_followed(tmp_path: Path, root: Path, tree: GitWorkingTree) -> None:
+def test_tracked_file_behind_a_link_is_not_followed(tmp_path: Path, root: Path, tree: WorkingTree) -> None:
     write(tmp_path / "outside", {"b.py": "outside\n"})
     shutil.rmtree(root / "src")
     (root / "src").symlink_to(tmp_path / "outside")
@@ -353,7 +351,7 @@ def test_tracked_file_behind_a_link_is_not_followed(tmp_path: Path, root: Path, 
     assert b"src/b.py" not in covered
 
 
-def test_rule_that_came_later_does_not_leave_new_files_behind(root: Path, tree: GitWorkingTree) -> None:
+def test_rule_that_came_later_does_not_leave_new_files_behind(root: Path, tree: WorkingTree) -> None:
     def change() -> None:
         write(root, {".gitignore": "cache/\n", "cache/x": "x\n", "a.txt": "2\n"})
 
@@ -362,7 +360,7 @@ def test_rule_that_came_later_does_not_leave_new_files_behind(root: Path, tree: 
     assert any(b"cache/x" in stored(root, "ls-tree", "-r", "--name-only", drift) for drift in drifts)
 
 
-def test_uncovered_secret_survives_the_loss_of_the_rule_that_ignores_it(root: Path, tree: GitWorkingTree) -> None:
+def test_uncovered_secret_survives_the_loss_of_the_rule_that_ignores_it(root: Path, tree: WorkingTree) -> None:
     write(root, {".gitignore": ".env\n", ".env": "KEY=1\n", "sub/.gitignore": "local\n", "sub/local": "l\n"})
     start = tree.snapshot()
     (root / ".gitignore").unlink()
@@ -375,11 +373,11 @@ def test_uncovered_secret_survives_the_loss_of_the_rule_that_ignores_it(root: Pa
     assert tree.snapshot() == start
 
 
-def test_ensure_says_nothing_when_the_expected_tree_is_there(tree: GitWorkingTree) -> None:
+def test_ensure_says_nothing_when_the_expected_tree_is_there(tree: WorkingTree) -> None:
     assert tree.ensure(tree.snapshot()) is None
 
 
-def test_ensure_saves_what_it_found_and_undoes_it(root: Path, tree: GitWorkingTree) -> None:
+def test_ensure_saves_what_it_found_and_undoes_it(root: Path, tree: WorkingTree) -> None:
     start = tree.snapshot()
     write(root, {"a.txt": "by hand\n", "drifted": "d\n"})
     drifted = on_disk(root)
@@ -394,14 +392,14 @@ def test_ensure_saves_what_it_found_and_undoes_it(root: Path, tree: GitWorkingTr
     assert on_disk(root) == drifted
 
 
-def test_unknown_tree_is_refused_and_nothing_changes(root: Path, tree: GitWorkingTree) -> None:
+def test_unknown_tree_is_refused_and_nothing_changes(root: Path, tree: WorkingTree) -> None:
     write(root, {"a.txt": "mine\n"})
     with pytest.raises(WorkspaceError, match="does not contain the tree 1234"):
         tree.restore("1234" * 10)
     assert (root / "a.txt").read_text() == "mine\n"
 
 
-def test_tree_that_cannot_be_written_is_reported_with_its_paths(root: Path, tree: GitWorkingTree) -> None:
+def test_tree_that_cannot_be_written_is_reported_with_its_paths(root: Path, tree: WorkingTree) -> None:
     start = tree.snapshot()
     shutil.rmtree(root / "src")
     blob = stored(root, "rev-parse", f"{start}:src/b.py").decode().strip()
@@ -413,7 +411,7 @@ def test_tree_that_cannot_be_written_is_reported_with_its_paths(root: Path, tree
 def test_linked_worktree_of_the_user_is_a_workspace(tmp_path: Path, root: Path) -> None:
     linked = tmp_path / "linked"
     git(root, "worktree", "add", "-q", "--detach", str(linked))
-    workspaces = GitWorkspaces()
+    workspaces = Workspaces()
     workspaces.prepare(scope_of(linked), take_over=lambda _: False)
     before = user_state(linked)
     with workspaces.hold(scope_of(linked)) as tree:
@@ -428,12 +426,12 @@ def test_repository_with_sha256_names_is_restored(tmp_path: Path) -> None:
     root.mkdir()
     git(root, "init", "-q", "--object-format=sha256")
     write(root, {"a": "1\n"})
-    with GitWorkspaces().hold(scope_of(root)) as tree:
+    with Workspaces().hold(scope_of(root)) as tree:
         assert len(tree.snapshot()) == 40
         assert_restores(tree, lambda: write(root, {"a": "2\n"}))
 
 
-def test_sparse_checkout_is_restored(root: Path, tree: GitWorkingTree) -> None:
+def test_sparse_checkout_is_restored(root: Path, tree: WorkingTree) -> None:
     git(root, "sparse-checkout", "set", "--no-cone", "/a.txt")
     assert not (root / "src").exists()
     assert_restores(tree, lambda: write(root, {"a.txt": "2\n", "src/b.py": "3\n"}))
@@ -444,12 +442,12 @@ def test_workspace_named_by_a_link_works(tmp_path: Path, root: Path) -> None:
     link.symlink_to(root)
     write(root, {".gitignore": "*.log\n", "t.log": "1\n"})
     git(root, "add", "-f", "t.log")
-    with GitWorkspaces().hold(scope_of(link)) as tree:
+    with Workspaces().hold(scope_of(link)) as tree:
         assert_restores(tree, lambda: write(root, {"a.txt": "2\n", "t.log": "2\n"}))
 
 
 def test_git_variables_of_the_worker_do_not_mislead(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, tree: GitWorkingTree
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, tree: WorkingTree
 ) -> None:
     other = make_repository(tmp_path / "other", {"o": "o\n"})
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))

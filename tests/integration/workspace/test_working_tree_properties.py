@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored
 
 PLAIN_NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/f", "B", "caf\udce9", "d/ x"]
@@ -77,10 +77,10 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def held_tree() -> Iterator[GitWorkingTree]:
+def held_tree() -> Iterator[WorkingTree]:
     with tempfile.TemporaryDirectory() as folder:
         root = make_repository(Path(folder) / "repo")
-        with GitWorkspaces().hold(scope_of(root)) as tree:
+        with Workspaces().hold(scope_of(root)) as tree:
             yield tree
 
 

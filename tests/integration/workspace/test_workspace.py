@@ -16,19 +16,19 @@ import pytest
 
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceBusyError, WorkspaceError, WorkspaceLockedError
 from tightloop.host import state_folder
 from tightloop.host.worktree import data_folder
 
 PROJECT = Path(__file__).parents[3]
-IMPATIENT = GitWorkspaces(lock_wait=timedelta(milliseconds=200))
+IMPATIENT = Workspaces(lock_wait=timedelta(milliseconds=200))
 HOLDER = """
 import subprocess, sys, time
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
-with GitWorkspaces().hold(EpisodeScope(episode_id="ep-1", workspace=sys.argv[1])) as tree:
+from activities.workspace.working_tree import Workspaces
+with Workspaces().hold(EpisodeScope(episode_id="ep-1", workspace=sys.argv[1])) as tree:
 {work}
 """
 
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def prepare(scope: EpisodeScope, *, ended: bool = False) -> tuple[str, ...]:
-    return GitWorkspaces().prepare(scope, take_over=lambda _: ended)
+    return Workspaces().prepare(scope, take_over=lambda _: ended)
 
 
 def start_holder(root: Path, *lines: str) -> "subprocess.Popen[str]":
@@ -183,15 +183,15 @@ class TestClaims:
 
     def test_released_workspace_is_free(self, root: Path) -> None:
         prepare(scope_of(root, "first"))
-        GitWorkspaces().release(scope_of(root, "first"))
-        GitWorkspaces().release(scope_of(root, "first"))
+        Workspaces().release(scope_of(root, "first"))
+        Workspaces().release(scope_of(root, "first"))
         prepare(scope_of(root, "second"))
         with pytest.raises(WorkspaceBusyError, match="tightloop cancel second"):
             prepare(scope_of(root, "first"))
 
     def test_release_does_not_free_the_claim_of_another_episode(self, root: Path) -> None:
         prepare(scope_of(root, "first"))
-        GitWorkspaces().release(scope_of(root, "second"))
+        Workspaces().release(scope_of(root, "second"))
         with pytest.raises(WorkspaceBusyError):
             prepare(scope_of(root, "second"))
 
@@ -199,10 +199,10 @@ class TestClaims:
         plan, child = scope_of(root, "plan"), scope_of(root, "child").evolve(within="plan")
         prepare(plan)
         prepare(child)
-        GitWorkspaces().release(child)
+        Workspaces().release(child)
         with pytest.raises(WorkspaceBusyError, match="plan is using"):
             prepare(scope_of(root, "other"))
-        GitWorkspaces().release(plan)
+        Workspaces().release(plan)
         prepare(scope_of(root, "other"))
 
     def test_episode_within_another_plan_is_refused(self, root: Path) -> None:
@@ -238,10 +238,10 @@ class TestWorktree:
         prepare(child)
         assert root_of(child) == root_of(plan)
         assert not (state_folder(root) / "worktrees/child").exists()
-        with GitWorkspaces().hold(child) as tree:
+        with Workspaces().hold(child) as tree:
             write(root_of(child), {"made.txt": "by the child\n"})
             made = tree.snapshot()
-        with GitWorkspaces().hold(plan) as tree:
+        with Workspaces().hold(plan) as tree:
             assert tree.snapshot() == made
 
     def test_episode_works_in_a_tree_of_its_own(self, root: Path) -> None:
@@ -250,7 +250,7 @@ class TestWorktree:
         scope = scope_of(root, worktree=True)
         notes = prepare(scope)
         assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
-        with GitWorkspaces().hold(scope) as tree:
+        with Workspaces().hold(scope) as tree:
             start = tree.snapshot()
             write(root_of(scope), {"a.txt": "two\n", "b": "b\n"})
             tree.keep("1", tree.snapshot())
@@ -264,7 +264,7 @@ class TestWorktree:
         prepare(scope)
         write(root_of(scope), {"a.txt": "work\n"})
         prepare(scope)
-        GitWorkspaces().release(scope)
+        Workspaces().release(scope)
         assert (root_of(scope) / "a.txt").read_text() == "work\n"
 
     def test_half_made_worktree_is_made_anew(self, root: Path) -> None:
@@ -287,7 +287,7 @@ class TestWorktree:
         one, two = scope_of(root, "one", worktree=True), scope_of(root, "two", worktree=True)
         prepare(one)
         prepare(two)
-        with GitWorkspaces().hold(one) as first, IMPATIENT.hold(two) as second:
+        with Workspaces().hold(one) as first, IMPATIENT.hold(two) as second:
             write(root_of(one), {"a.txt": "1\n"})
             assert first.snapshot() != second.snapshot()
 
@@ -312,7 +312,7 @@ class TestHold:
         held = threading.Event()
 
         def first() -> None:
-            with GitWorkspaces().hold(scope_of(root)):
+            with Workspaces().hold(scope_of(root)):
                 held.set()
                 time.sleep(0.3)
                 order.append("first")
@@ -320,7 +320,7 @@ class TestHold:
         thread = threading.Thread(target=first)
         thread.start()
         held.wait()
-        with GitWorkspaces().hold(scope_of(root)):
+        with Workspaces().hold(scope_of(root)):
             order.append("second")
         thread.join()
         assert order == ["first", "second"]
@@ -355,7 +355,7 @@ class TestHold:
         leader, child = (int(pid) for pid in first_line(other).split())
         kill(other)
         assert not ended(leader)
-        with GitWorkspaces().hold(scope_of(root)):
+        with Workspaces().hold(scope_of(root)):
             assert ended(leader)
             assert ended(child)
 
@@ -374,18 +374,18 @@ class TestHold:
         assert first_line(other) == "leader gone"
         kill(other)
         assert not ended(orphan)
-        with GitWorkspaces().hold(scope_of(root)):
+        with Workspaces().hold(scope_of(root)):
             assert ended(orphan)
 
     def test_process_that_took_over_a_noted_id_is_not_ended(self, root: Path) -> None:
         bystander = subprocess.Popen(["sleep", "304"], start_new_session=True)
         try:
-            with GitWorkspaces().hold(scope_of(root)) as tree:
+            with Workspaces().hold(scope_of(root)) as tree:
                 tree.own_process(bystander.pid)
             (notes,) = (state_folder(root) / "locks").glob("*.processes.json")
             started = psutil.Process(bystander.pid).create_time()
             notes.write_text(notes.read_text().replace(str(started), str(started - 60)))
-            with GitWorkspaces().hold(scope_of(root)):
+            with Workspaces().hold(scope_of(root)):
                 assert not ended(bystander.pid)
         finally:
             bystander.kill()
@@ -395,7 +395,7 @@ class TestHold:
     def test_restore_after_a_kill_in_the_middle_of_a_restore_is_exact(self, root: Path, also_git: bool) -> None:
         many = {f"f/{number:04}": f"{number}\n" * 20 for number in range(3000)}
         write(root, many)
-        with GitWorkspaces().hold(scope_of(root)) as tree:
+        with Workspaces().hold(scope_of(root)) as tree:
             start = tree.snapshot()
             expected = on_disk(root)
             write(root, dict.fromkeys(many, "changed\n") | {f"g/{name}": "new\n" for name in many})
@@ -408,12 +408,12 @@ class TestHold:
         for child in children if also_git else ():
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGKILL)
-        with GitWorkspaces().hold(scope_of(root)) as tree:
+        with Workspaces().hold(scope_of(root)) as tree:
             tree.restore(start)
             assert on_disk(root) == expected
             assert tree.snapshot() == start
 
     def test_git_that_takes_too_long_is_ended_and_reported(self, root: Path) -> None:
-        impatient = GitWorkspaces(timeout=timedelta(microseconds=1))
+        impatient = Workspaces(timeout=timedelta(microseconds=1))
         with pytest.raises(GitError, match="took longer than"):
             impatient.prepare(scope_of(root), take_over=lambda _: False)

@@ -18,7 +18,7 @@ from activities.proof.runs import Runs
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.user_repository import list_files
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tests.support.sandboxes import box, sandbox_named
 from tightloop.episode.check import Check
@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def prepare(scope: EpisodeScope, settings: WorkspaceSettings = WorkspaceSettings()) -> tuple[str, ...]:
-    return GitWorkspaces(settings=settings).prepare(scope, take_over=lambda _: False)
+    return Workspaces(settings=settings).prepare(scope, take_over=lambda _: False)
 
 
 def run(scope: EpisodeScope, command: str, sandbox: str = "bubblewrap") -> CommandResult:
@@ -54,7 +54,7 @@ def run(scope: EpisodeScope, command: str, sandbox: str = "bubblewrap") -> Comma
 
 
 def snapshot(scope: EpisodeScope) -> dict[bytes, bytes]:
-    with GitWorkspaces().hold(scope) as tree:
+    with Workspaces().hold(scope) as tree:
         return {path: tree.content(entry.id) for path, entry in tree.entries(tree.snapshot()).items()}
 
 
@@ -71,7 +71,7 @@ def test_worktree_appears_at_the_path_of_the_workspace(root: Path, sandbox: str)
 def test_observers_tell_what_a_check_loads(tmp_path: Path, sandbox: str) -> None:
     files = {"calc.py": "def add(a, b):\n    return a + b\n", "check.py": "import calc\nassert calc.add(1, 1) == 2\n"}
     root = make_repository(tmp_path / "repo", files)
-    scope, workspaces = scope_of(root, worktree=True), GitWorkspaces()
+    scope, workspaces = scope_of(root, worktree=True), Workspaces()
     prepare(scope)
     runner = CheckRunner(sandbox_named(sandbox), SandboxSettings())
     with workspaces.hold(scope) as tree:
@@ -306,7 +306,7 @@ def test_nothing_is_left_when_a_worktree_is_removed(root: Path) -> None:
     scope = PlanScope(episode_id="plan.step.1", workspace=str(root), worktree=True)
     prepare(scope)
     assert read_worktree(root_of(scope)) is not None
-    Worktrees(GitWorkspaces()).remove(scope)
+    Worktrees(Workspaces()).remove(scope)
     left = [path for path in state_folder_of(scope).rglob("*") if ".env" in path.name or "plan.step.1" in path.name]
     assert left == []
     assert not (root / ".git/worktrees").exists()

@@ -15,7 +15,7 @@ from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, on_disk
 from tightloop.host.worktree import read_worktree
 
@@ -24,9 +24,9 @@ FILES = {f"{number}.txt": f"{number}\n" for number in range(8)}
 PREPARE = """
 import sys
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 scope = EpisodeScope(episode_id="plan.ways.1.a", workspace=sys.argv[1], worktree=True)
-GitWorkspaces().prepare(scope, take_over=lambda _: False)
+Workspaces().prepare(scope, take_over=lambda _: False)
 """
 
 
@@ -34,11 +34,11 @@ class WorkerDiedError(BaseException):
     """Stands for the end of the process: nothing may clean up after it."""
 
 
-class Dying(GitWorkspaces):
+class Dying(Workspaces):
     """Workspaces of a worker that dies when it has let go of a tree."""
 
     @contextmanager
-    def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
+    def hold(self, scope: EpisodeScope) -> Iterator[WorkingTree]:
         with super().hold(scope) as tree:
             yield tree
         raise WorkerDiedError
@@ -76,23 +76,21 @@ def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(
     worker.kill()
     worker.wait(60)
     assert read_worktree(root_of(scope)) is None, "it was killed too late"
-    GitWorkspaces().prepare(scope, take_over=lambda _: False)
+    Workspaces().prepare(scope, take_over=lambda _: False)
     assert on_disk(root_of(scope)) == on_disk(root)
     assert worktrees(root) == [f"worktree {root_of(scope)}"]
 
 
 def test_worktree_that_was_removed_in_part_is_made_anew(root: Path, scope: PlanScope) -> None:
-    with Worktrees(GitWorkspaces()).open_worktree(
-        scope, git(root, "rev-parse", "HEAD^{tree}").decode().strip()
-    ) as held:
+    with Worktrees(Workspaces()).open_worktree(scope, git(root, "rev-parse", "HEAD^{tree}").decode().strip()) as held:
         tree = held.snapshot()
     with pytest.raises(WorkerDiedError):
         Worktrees(Dying()).remove(scope)
     # As far as `git worktree remove` came.
     (root_of(scope) / ".git").unlink()
     (root_of(scope) / "1.txt").unlink()
-    with Worktrees(GitWorkspaces()).open_worktree(scope, tree) as held:
+    with Worktrees(Workspaces()).open_worktree(scope, tree) as held:
         assert held.snapshot() == tree
-    Worktrees(GitWorkspaces()).remove(scope)
+    Worktrees(Workspaces()).remove(scope)
     assert worktrees(root) == []
     assert list(root_of(scope).parent.iterdir()) == []

@@ -24,7 +24,7 @@ from activities.plan.requests import (
 )
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.differ import GitDiffer
-from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.working_tree import Workspaces
 from tightloop.database.ledger import open_project
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.document import Plan
@@ -45,7 +45,7 @@ def activities_for(runners: Mapping[Capability, Runner] | None = None, **parts: 
     return plan_activities(
         PlanAdapters(
             **{
-                "workspaces": GitWorkspaces(),
+                "workspaces": Workspaces(),
                 "stores": open_local_store,
                 "ledgers": open_project,
                 "checks": CheckRunner(sandbox, SANDBOX),

@@ -34,8 +34,8 @@ from activities.plan.runners.decision import CheckpointRunner
 from activities.plan.runners.edit import EditRunner
 from activities.plan.runners.git import GitRunner
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
-from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorOutcome, WorkOrder
 from tightloop.host import load_settings
