@@ -41,8 +41,8 @@ from activities.safety.openai import judges
 from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
-from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.differ import Differ
 from activities.workspace.working_tree import Workspaces
 from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.scenarios import ScenarioStore
@@ -235,7 +235,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         stores=open_local_store,
         ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,
-        differ=GitDiffer(),
+        differ=Differ(),
         checks=CheckRunner(host_surroundings.sandbox, settings.sandbox),
         sandbox=host_surroundings.sandbox,
         sandbox_settings=settings.sandbox,

@@ -34,10 +34,10 @@ from activities.memory.embedders import choose_embedder
 from activities.memory.port import BestEffortMemories, Memories, TextMemory, no_memories
 from activities.model.client import OPENAI_URL, ModelService, load_client
 from activities.plan.activity import PlanActivities, PlanPorts
-from activities.plan.attempts.trees import GitTrees
+from activities.plan.attempts.trees import Trees
 from activities.plan.children import StepChildren
-from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
-from activities.plan.port import Children, PlanWriter, Runner
+from activities.plan.plan_writer import PlannerOptions, PlanWriter
+from activities.plan.port import Runner
 from activities.plan.runners.decision import CheckpointRunner, DecisionRunner, MilestoneRunner
 from activities.plan.runners.edit import EditRunner
 from activities.plan.runners.gate import GateRunner
@@ -58,8 +58,9 @@ from activities.safety.code import CodeScanner
 from activities.safety.gate import AlignmentChecker
 from activities.sandbox.port import Sandbox
 from activities.testing import SandboxedTestGate
+from activities.workspace.differ import Differ
 from activities.workspace.port import OpenEpisodes
-from activities.workspace.scope import Differ, EpisodeScope, Ledgers
+from activities.workspace.scope import EpisodeScope, Ledgers
 from activities.workspace.store.writer import PackedTrees
 from activities.workspace.working_tree import Workspaces
 from tightloop.client.sealing import SealingCodec
@@ -136,7 +137,7 @@ class PlanAdapters:
     """Runs proofs of success, and trial runs of the checks that were found."""
     settings: Settings = field(default_factory=Settings)
     """Defaults for `episode` steps."""
-    plan_children: Children | None = None
+    plan_children: StepChildren | None = None
     """Replacement for the built-in preparation and settlement of child workflows."""
     plan_writer: PlanWriter | None = None
     """Plan writer. If it is None, every plan must be provided as text or as a file."""
@@ -152,7 +153,7 @@ class PlanAdapters:
 
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
-    trees, shell = GitTrees(), ShellRunner(use.sandbox, use.sandbox_settings)
+    trees, shell = Trees(), ShellRunner(use.sandbox, use.sandbox_settings)
     runners: dict[Capability, Runner] = {
         Capability.NONE: MilestoneRunner(),
         Capability.SHELL: shell,
@@ -211,11 +212,11 @@ def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], Prom
     return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
 
 
-def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
+def plan_writer(service: ModelService, settings: Settings) -> PlanWriter:
     """Return the plan writer. It refuses to write plans if `plans.agent_planning` is off."""
     plans = settings.plans
     longer = replace(service, max_output_tokens=max(service.max_output_tokens, plans.max_output_tokens))
-    return ModelPlanWriter(
+    return PlanWriter(
         PlannerOptions(
             service=longer,
             caution=plans.caution(settings.executor.programs, settings.alignment.rubric),

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.program import local_now
@@ -16,13 +16,16 @@ from activities.executor.command import CommandExecutor
 from activities.executor.person import PersonExecutor
 from activities.executor.port import Executor, NoExecutor
 from activities.executor.scripted import ScriptedExecutor
-from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
+from activities.model.gateway.wire import Gateways, GatewaySpec
 from activities.process import ProcessRequest
 from activities.sandbox.port import AgentSandbox, Sandbox, SandboxPermissions
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.limit import detect
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import AgentSettings, SandboxSettings, Settings
+
+if TYPE_CHECKING:
+    from activities.model.gateway.server import GatewayServer
 
 Make = Callable[[], Executor]
 
@@ -139,7 +142,7 @@ class LazyAgentSandbox:
         return choose_agent_sandbox(self._settings)
 
 
-def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
+def open_gateway(spec: GatewaySpec) -> "AbstractContextManager[GatewayServer]":
     """Open a gateway between an agent and its model; see `Gateways`."""
     from activities.model.gateway.server import serve_gateway
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -14,7 +14,7 @@ from activities.attempt import should_stop
 from activities.checks.activity import run_check
 from activities.proof.finding import CheckFinder
 from activities.workspace.folders import store_folder_of
-from activities.workspace.scope import Differ, EpisodeScope, Ledgers
+from activities.workspace.scope import EpisodeScope, Ledgers
 from tightloop.checks.choice import ChosenChecks, TriedCheck, choose_checks
 from tightloop.checks.finding import family_of_command
 from tightloop.episode.budget import check_work
@@ -29,7 +29,9 @@ from tightloop.value import Value, clip
 
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
+    from activities.loop.packet import Packets
     from activities.proof.checkouts import LocalCheckouts
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree, Workspaces
 
 READ_BYTES = 1_000_000
@@ -82,19 +84,7 @@ History = Callable[[Path], tuple[str, ...]]
 """Function that returns a repository's latest commits as `<id> <subject>`, newest first. It blocks and never raises."""
 
 
-class Packets(Protocol):
-    """Store for the packets of a project."""
-
-    def keep(self, packet: Packet) -> None:
-        """Store a packet under its id. Idempotent."""
-        ...
-
-    def find(self, packet_id: str) -> Packet | None:
-        """Return a packet, or None if this project has no packet with the id."""
-        ...
-
-
-PacketStores = Callable[[Path], Packets]
+PacketStores = Callable[[Path], "Packets"]
 """Returns the packets of a workspace's project."""
 
 
@@ -134,7 +124,7 @@ class InspectionActivities:
     workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
-    differ: Differ
+    differ: "Differ"
     runner: "CheckRunner"
     checkouts: "LocalCheckouts"
     history: History

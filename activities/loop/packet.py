@@ -26,8 +26,8 @@ KEPT = 100
 """Number of packets kept per project. The oldest one is deleted when there are more."""
 
 
-class PacketFiles:
-    """Stores `Packets` as files."""
+class Packets:
+    """Store for the packets of a project, as files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,6 +52,6 @@ class PacketFiles:
         return packet if packet_id_of(packet) == packet_id else None
 
 
-def open_packets(workspace: Path) -> PacketFiles:
+def open_packets(workspace: Path) -> Packets:
     """Open the store for the packets of a workspace's project."""
-    return PacketFiles(state_folder(workspace) / "packets")
+    return Packets(state_folder(workspace) / "packets")

@@ -26,8 +26,6 @@ from activities.plan.attempts.runner import (
 from activities.plan.opening import Grow, PlanOpener, save_rerun_base
 from activities.plan.outputs import unpack
 from activities.plan.port import (
-    Children,
-    PlanWriter,
     Runner,
     RunnerResult,
     Work,
@@ -67,7 +65,7 @@ from activities.plan.requests import (
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, Setups, closing_message
-from activities.workspace.scope import Ledger, Ledgers, this_call
+from activities.workspace.scope import Ledgers, this_call
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_key, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.action import ShellAction
@@ -86,7 +84,10 @@ from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
+    from activities.plan.children import StepChildren
+    from activities.plan.plan_writer import PlanWriter
     from activities.workspace.working_tree import WorkingTree
+    from tightloop.database.project import ProjectLedger
 
 CONFLICTS_SHOWN = 10
 REASON_CHARACTERS = 500
@@ -321,8 +322,8 @@ class PlanPorts(AttemptPorts):
     ledgers: Ledgers
     checks: "CheckRunner"
     runners: Mapping[Capability, Runner]
-    children: Children
-    writer: PlanWriter | None
+    children: "StepChildren"
+    writer: "PlanWriter | None"
     run_command: RunCommand
     """Runs the shell command that compensates a step."""
     has_ended: OpenEpisodes
@@ -535,7 +536,7 @@ class PlanActivities:
         step = self._ports.plans.load(request.scope).step(request.step, request.template)
         return self._run(step.capability, request)
 
-    def _ledger(self, scope: PlanScope) -> Ledger:
+    def _ledger(self, scope: PlanScope) -> "ProjectLedger":
         return self._ports.ledgers(Path(scope.workspace))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from activities.checks.activity import CommandResult
 from activities.checks.runner import CheckRunner
 from activities.plan.attempts.runner import make_failure, replace_files
-from activities.plan.attempts.trees import GitTrees
+from activities.plan.attempts.trees import Trees
 from activities.plan.files import read_text, shell_command
 from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
@@ -229,7 +229,7 @@ class BranchRunner:
 
     def __init__(self, worktrees: Worktrees, checks: CheckRunner) -> None:
         self._worktrees = worktrees
-        self._trees = GitTrees()
+        self._trees = Trees()
         self._checks = checks
 
     def prepare(self, work: Work) -> StepRun:
@@ -353,7 +353,7 @@ class OwnWorktree:
 
     def __init__(self, worktrees: Worktrees) -> None:
         self._worktrees = worktrees
-        self._trees = GitTrees()
+        self._trees = Trees()
 
     def prepare(self, work: Work) -> None:
         """Create the worktree with the plan's current files.
@@ -437,7 +437,7 @@ _REFUSED = frozenset({EpisodeOutcome.CANCELLED.value, PlanOutcome.CANCELLED.valu
 
 
 class StepChildren:
-    """`Children` for `episode`, `subplan` and `branch` steps."""
+    """Prepares and evaluates the child workflows for `episode`, `subplan` and `branch` steps."""
 
     def __init__(self, workspaces: Workspaces, checks: CheckRunner, settings: Settings) -> None:
         self._workspaces = workspaces
@@ -448,6 +448,8 @@ class StepChildren:
 
     def prepare(self, work: Work) -> StepRun:
         """Restore the expected tree on disk and return the children to start.
+
+        `work.tree` is None, because the children lock the tree themselves.
 
         Raises:
             InvalidRequestError: the step cannot be started as written. The message says why.
@@ -499,6 +501,7 @@ class StepChildren:
         return StepRun(plans=(_subplan(work),))
 
     def preview(self, work: Work) -> str:
+        """Describe the children that would be started."""
         step = work.step
         if step.episode is not None:
             who = step.episode.executor or self._settings.executor.default
@@ -514,6 +517,7 @@ class StepChildren:
         )
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
+        """Evaluate the results of the children. For a branch, apply the best alternative to `work.tree`."""
         used = Usage(input_tokens=request.tokens, output_tokens=0, cost_usd=request.cost_usd)
         if work.step.capability is Capability.BRANCH:
             run_result = self._branches.settle(work, request)

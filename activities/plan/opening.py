@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from activities.artifacts.port import get_model
 from activities.plan.attempts.context import AttemptPorts
 from activities.plan.files import READ_BYTES
-from activities.plan.port import PlanWriter, WrittenPlan
+from activities.plan.port import WrittenPlan
 from activities.plan.records import (
     RUN_START,
     FileRecords,
@@ -42,6 +42,7 @@ from tightloop.plan.validation import check_inputs, check_text
 from tightloop.value import ArtifactRef, Value, shorten
 
 if TYPE_CHECKING:
+    from activities.plan.plan_writer import PlanWriter
     from activities.workspace.working_tree import WorkingTree
 
 RERUN_BASE = "rerun-base"
@@ -89,7 +90,7 @@ class PlanOpener:
         self,
         ports: AttemptPorts,
         has_ended: OpenEpisodes,
-        writer: PlanWriter | None,
+        writer: "PlanWriter | None",
         capabilities: frozenset[str],
         grow: Grow | None = None,
     ) -> None:
@@ -207,7 +208,7 @@ class PlanOpener:
             api_calls=written.calls,
         )
 
-    def _ask(self) -> PlanWriter:
+    def _ask(self) -> "PlanWriter":
         if self._writer is None:
             raise InvalidRequestError(
                 "no plan was provided. Pass a plan or a plan file, or set plans.agent_planning to let a model write "

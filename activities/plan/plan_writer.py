@@ -59,8 +59,11 @@ class PlannerOptions:
     """The `plans.agent_planning` setting."""
 
 
-class ModelPlanWriter:
-    """Asks a model for plans. Invalid ones are sent back to it with their problems, up to a limit."""
+class PlanWriter:
+    """Writes plans with a model if the setting `plans.agent_planning` is on.
+
+    Invalid plans are sent back to the model with their problems, up to a limit.
+    """
 
     def __init__(self, planning: PlannerOptions) -> None:
         self._planning = planning
@@ -69,9 +72,16 @@ class ModelPlanWriter:
 
     @property
     def available(self) -> bool:
+        """True if the setting is on and a model is configured."""
         return self._planning.enabled and self._planning.service.configured
 
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
+        """Write a plan for a goal. Every call costs money.
+
+        Raises:
+            InvalidRequestError: the setting is off, or the worker has no model. The message says what to set.
+            PlannerUnavailableError: the model is busy or down. Retryable.
+        """
         self._check("write a plan for a goal")
         prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
         # Names that are not UTF-8 hold surrogates, which the JSON of the request could not carry.
@@ -95,6 +105,7 @@ class ModelPlanWriter:
         return self._ask_model(prompt, prompt_privacy, read)
 
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
+        """Write the next revision. Raises the same errors as `write`."""
         self._check("change a plan")
         prompt_privacy = self._planning.prompt_privacy_of(request.scope.workspace)
         trouble = "\n".join(part for part in (request.rationale, request.trouble) if part)

@@ -24,12 +24,10 @@ from activities.plan.requests import (
     RevisedPlan,
     RevisePlanRequest,
     RunStepRequest,
-    SettleRequest,
     StepRun,
 )
 from activities.workspace.folders import root_of
-from activities.workspace.scope import Call, Ledger
-from activities.workspace.store.entry import TreeMerge
+from activities.workspace.scope import Call
 from tightloop.executor.model import Usage
 from tightloop.ledger.model import StepRow, TrailEvent, with_delivered
 from tightloop.plan.action import ShellAction
@@ -37,7 +35,6 @@ from tightloop.plan.child import EvidenceNote, StepFailure, StepResult, StepStat
 from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.reference import resolve
-from tightloop.plan.request import PlanRequest
 from tightloop.plan.step import Step
 from tightloop.run.outcome import headline
 from tightloop.run.question import Question
@@ -46,6 +43,7 @@ from tightloop.value import ArtifactRef, shorten
 
 if TYPE_CHECKING:
     from activities.workspace.working_tree import WorkingTree
+    from tightloop.database.project import ProjectLedger
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -168,49 +166,6 @@ class UndoResult:
     """Paths in which later steps made overlapping changes."""
 
 
-class Trees(Protocol):
-    """Compares and combines trees without touching files. `store` is the `store_folder` of their scope."""
-
-    def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
-        """Return the paths that differ between two trees, sorted. Bytes that are not valid UTF-8 are escaped."""
-        ...
-
-    def patch(self, store: Path, before: str, after: str) -> bytes:
-        """Return the unified diff of two trees, truncated to 2 MiB."""
-        ...
-
-    def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
-        """Remove the change from `before` to `after` from `current`, path by path. No files are touched."""
-        ...
-
-    def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-        """Merge the changes from `base` to `theirs` into `ours`. No files are touched.
-
-        With `markers`, conflicts are written into the files, so the result always has a tree.
-        """
-        ...
-
-
-class Children(Protocol):
-    """Prepares and evaluates the child workflows for `episode`, `subplan` and `branch` steps."""
-
-    def prepare(self, work: Work) -> StepRun:
-        """Prepare the children to start. `work.tree` is None, because the children lock the tree themselves."""
-        ...
-
-    def preview(self, work: Work) -> str:
-        """Describe the children that would be started."""
-        ...
-
-    def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Evaluate the results of the children. For a branch, apply the best alternative to `work.tree`."""
-        ...
-
-    def remove_leftovers(self, scope: PlanScope) -> None:
-        """Remove leftovers of children that were never settled, after the plan has ended. Idempotent."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenPlan:
     """Plan that a model wrote, with its cost."""
@@ -228,32 +183,10 @@ class WrittenPlan:
     prompts_sha256: str = ""
 
 
-class PlanWriter(Protocol):
-    """Writes plans with a model if the setting `plans.agent_planning` is on."""
-
-    @property
-    def available(self) -> bool:
-        """True if the setting is on and a model is configured."""
-        ...
-
-    def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
-        """Write a plan for a goal. Every call costs money.
-
-        Raises:
-            InvalidRequestError: the setting is off, or the worker has no model. The message says what to set.
-            PlannerUnavailableError: the model is busy or down. Retryable.
-        """
-        ...
-
-    def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
-        """Write the next revision. Raises the same errors as `write`."""
-        ...
-
-
 LINE_CHARACTERS = 400
 
 
-def note_opening(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, call: Call) -> None:
+def note_opening(ledger: "ProjectLedger", request: OpenPlanRequest, opened: OpenedPlan, call: Call) -> None:
     """Record an opened plan and its steps in the ledger."""
     _note(ledger, request.scope, call, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")
     if request.snapshot is not None:
@@ -263,7 +196,7 @@ def note_opening(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, c
     ledger.add_steps(_steps(request.scope, opened.graph, call))
 
 
-def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
+def note_revision(ledger: "ProjectLedger", request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
     """Record a revision and its new steps in the ledger. Rejected texts are not recorded."""
     if revised.plan is None:
         return
@@ -272,7 +205,7 @@ def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPl
     ledger.add_steps(_steps(request.scope, revised.graph, call))
 
 
-def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
+def note_step_start(ledger: "ProjectLedger", request: RunStepRequest, call: Call, child: str = "") -> None:
     """Record in the ledger that a step attempt has started."""
     if not request.dry_run:
         # All retries share the scheduled time, so a late one cannot turn a finished row back to running.
@@ -280,7 +213,7 @@ def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: 
         ledger.record_steps([row])
 
 
-def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
+def note_preparation(ledger: "ProjectLedger", request: RunStepRequest, prepared: StepRun, call: Call) -> None:
     """Record in the ledger that child workflows start, or the step's result if there are no children."""
     if prepared.result is not None:
         note_step_end(ledger, request, prepared.result, call)
@@ -289,13 +222,13 @@ def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun,
     note_step_start(ledger, request, call, child_id(request.scope.episode_id, request.step, request.attempt, first))
 
 
-def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:
+def note_step_end(ledger: "ProjectLedger", request: RunStepRequest, result: StepResult, call: Call) -> None:
     """Record the result of a step attempt in the ledger."""
     if not request.dry_run:
         ledger.record_steps([_row(request, result.status, call)])
 
 
-def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
+def note_compensation(ledger: "ProjectLedger", request: RunStepRequest, result: CompensationResult, call: Call) -> None:
     """Record a compensation, or the reason why it failed, in the ledger."""
     text = result.failure or result.summary
     # The ledger drops an entry whose key it has, so a retried activity adds no second line.
@@ -305,7 +238,7 @@ def note_compensation(ledger: Ledger, request: RunStepRequest, result: Compensat
         ledger.record_steps([_row(request, StepStatus.COMPENSATED, call)])
 
 
-def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call, result: PlanClosed) -> None:
+def note_closing(ledger: "ProjectLedger", request: ClosePlanRequest, call: Call, result: PlanClosed) -> None:
     """Record a plan's outcome, the place of its result, and the final statuses of its unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
@@ -338,6 +271,6 @@ def _row(request: RunStepRequest, status: StepStatus, call: Call) -> StepRow:
     return StepRow(plan_id=plan, step=request.step, status=status.value, attempt=request.attempt, at=call.started)
 
 
-def _note(ledger: Ledger, scope: PlanScope, call: Call, kind: str, text: str, *, key: str) -> None:
+def _note(ledger: "ProjectLedger", scope: PlanScope, call: Call, kind: str, text: str, *, key: str) -> None:
     line = shorten(text, LINE_CHARACTERS)
     ledger.add_event(TrailEvent(episode_id=scope.episode_id, kind=kind, text=line, key=key, at=call.scheduled))

@@ -34,7 +34,7 @@ from activities.proof.proving import prove_tree, store_proof, subject_of
 from activities.proof.runs import FirstRuns, Runs
 from activities.proof.scenarios import add_drafts, baseline_of, choose_drafts, result_of
 from activities.workspace.folders import root_of, store_folder_of
-from activities.workspace.scope import Differ, EpisodeScope
+from activities.workspace.scope import EpisodeScope
 from tightloop.checks.choice import choose_checks
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_key, check_name
 from tightloop.episode.model import EpisodeRequest
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     # Workflows import this module, but must not import the client of a model.
     from activities.proof.reviewer import Reviewers
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree, Workspaces
 
 
@@ -71,7 +72,7 @@ class ProofActivities:
         stores: ArtifactStores,
         runner: "CheckRunner",
         bench: "LocalCheckouts",
-        differ: Differ,
+        differ: "Differ",
         scenarios: ScenarioStore,
         *,
         twice_limit_s: float = 0.0,
@@ -227,7 +228,7 @@ class ProofActivities:
         return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat, twice_limit_s=limit)
 
 
-def shown_change(differ: Differ, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
+def shown_change(differ: "Differ", scope: EpisodeScope, proof: Proof) -> ShownChange | None:
     """Return the change that the open findings are about. It names no files if a finding is about something else."""
     if not proof.open_findings:
         return None
@@ -241,7 +242,7 @@ class ReviewActivities:
     """Has a model review changes that the checks have proven."""
 
     stores: ArtifactStores
-    differ: Differ
+    differ: "Differ"
     reviewers: "Reviewers" = lambda _planner: None
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     """Returns a workspace's prompt privacy."""

@@ -14,7 +14,7 @@ from activities.memory.port import Memories, no_memories
 from activities.safety.gate import AlignmentChecker, AlignmentResult, JudgeBriefing
 from activities.tracking.learning import Lesson, Moment, earlier, record_lesson, report_problem_once
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
-from activities.workspace.scope import Call, Differ, EpisodeScope, Ledger, Ledgers, TreeDiff, this_call
+from activities.workspace.scope import Call, EpisodeScope, Ledgers, TreeDiff, this_call
 from tightloop.episode.check import CheckReport, Verification
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.failure import goes_round
@@ -40,7 +40,9 @@ from tightloop.safety.scope import list_scope_paths
 from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 if TYPE_CHECKING:
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import Workspaces
+    from tightloop.database.project import ProjectLedger
 
 NO_PATCH = "no patch"
 
@@ -105,7 +107,7 @@ class TrackingActivities:
     workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
-    differ: Differ
+    differ: "Differ"
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     """Checks the alignment of changes."""
     memories: Memories = no_memories
@@ -290,7 +292,7 @@ def moment_of(request: TrackRequest, call: Call) -> Moment:
 
 
 def note_iteration(
-    ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, moment: Moment
+    ledger: "ProjectLedger", request: TrackRequest, tracking: Tracking, record: CheckpointRecord, moment: Moment
 ) -> None:
     """Record an iteration's result in the ledger."""
     status = request.report.status.value if request.report else "nothing delivered"
@@ -306,7 +308,7 @@ def note_iteration(
     ledger.progress(episode, iteration=moment.iteration, checks=record.checks, cost_usd=spent, at=at)
 
 
-def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
+def note_metrics(ledger: "ProjectLedger", request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
     """Record how many alignment findings and memory hits there were, and the coverage of changed lines.
 
     Findings that a person rejected earlier have already been counted.
@@ -442,7 +444,7 @@ class RecordActivities:
         return Recorded()
 
 
-def keep_record(ledger: Ledger, request: RecordRequest) -> None:
+def keep_record(ledger: "ProjectLedger", request: RecordRequest) -> None:
     """Record a workflow's snapshot, timeline entries and metrics."""
     for event in request.events:
         ledger.add_event(event)

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model
 from activities.memory.port import BestEffortMemory
-from activities.workspace.scope import Ledger, TreeDiff
+from activities.workspace.scope import TreeDiff
 from tightloop.episode.check import CheckReport, CheckResult
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import CheckpointFile
@@ -28,6 +28,9 @@ from tightloop.ledger.model import TrailEvent
 from tightloop.memory import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern
 from tightloop.safety.rubric import Finding
 from tightloop.value import shorten
+
+if TYPE_CHECKING:
+    from tightloop.database.project import ProjectLedger
 
 KIND = "memory"
 """Kind of the timeline entry about an unusable memory."""
@@ -141,7 +144,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
         record = before
 
 
-def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
+def report_problem_once(ledger: "ProjectLedger", problem: str, moment: Moment) -> str:
     """Record a problem of the memory and return it. If the episode has already reported a problem, return ""."""
     if not problem:
         return ""
@@ -152,7 +155,7 @@ def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
     return problem
 
 
-def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
+def note_problem(ledger: "ProjectLedger", problem: str, moment: Moment) -> None:
     """Record a problem of the memory in the timeline."""
     event = TrailEvent(episode_id=moment.episode_id, kind=KIND, key=_event_key(moment), text=problem, at=moment.at)
     ledger.add_event(event)

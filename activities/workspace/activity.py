@@ -39,7 +39,7 @@ from activities.workspace.port import (
     note_restoration,
     opened_key,
 )
-from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
+from activities.workspace.scope import EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
 from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
@@ -49,6 +49,7 @@ from tightloop.safety.drift import Drift, DriftCause, DriftError
 from tightloop.value import ArtifactRef, format_count
 
 if TYPE_CHECKING:
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree, Workspaces
 
 
@@ -69,7 +70,7 @@ class WorkspaceActivities:
     workspaces: "Workspaces"
     stores: ArtifactStores
     ledgers: Ledgers
-    differ: Differ
+    differ: "Differ"
     has_ended: OpenEpisodes
     refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
     """Raises an error if a request needs something that its workers do not have."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from activities.workspace.scope import Call, EpisodeScope, Ledger
+from activities.workspace.scope import Call, EpisodeScope
 from tightloop.checks.setup import Setup
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
@@ -18,6 +18,7 @@ from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 if TYPE_CHECKING:
     from activities.workspace.working_tree import WorkingTree
+    from tightloop.database.project import ProjectLedger
 
 
 class OpenRequest(Value):
@@ -256,14 +257,14 @@ def forked_key(run: str) -> str:
     return f"forked/{run}"
 
 
-def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
+def note_opening(ledger: "ProjectLedger", request: OpenRequest, call: Call) -> None:
     """Record in the ledger that an episode was opened."""
     _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
     if request.snapshot is not None:
         ledger.record(request.snapshot)
 
 
-def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
+def note_adoption(ledger: "ProjectLedger", request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
     """Record in the ledger that edits by a person were kept. Without edits, do nothing."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
@@ -271,12 +272,12 @@ def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, c
     _note(ledger, request.scope, call, "adopted", text, key=f"adopted/{adopted.tree}")
 
 
-def note_restoration(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
+def note_restoration(ledger: "ProjectLedger", request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
     """Record in the ledger that a checkpoint was restored."""
     _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
 
 
-def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
+def note_reset(ledger: "ProjectLedger", request: ReconcileRequest, discarded: int, call: Call) -> None:
     """Record in the ledger that a run was reset in Temporal."""
     _note(
         ledger,
@@ -288,7 +289,7 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
     )
 
 
-def note_closing(ledger: Ledger, request: CloseRequest, call: Call, result: CloseResult | None) -> None:
+def note_closing(ledger: "ProjectLedger", request: CloseRequest, call: Call, result: CloseResult | None) -> None:
     """Record an episode's outcome, and the place of its result, in the ledger."""
     # First, because the event makes pages read the row again.
     if request.snapshot is not None:
@@ -298,5 +299,5 @@ def note_closing(ledger: Ledger, request: CloseRequest, call: Call, result: Clos
     _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
 
 
-def _note(ledger: Ledger, scope: EpisodeScope, call: Call, kind: str, text: str = "", *, key: str) -> None:
+def _note(ledger: "ProjectLedger", scope: EpisodeScope, call: Call, kind: str, text: str = "", *, key: str) -> None:
     ledger.add_event(TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key, at=call.scheduled))

@@ -1,19 +1,19 @@
-"""Scope of an episode on its host, and the ledger interface."""
+"""Scope of an episode on its host, the differences between trees, and the ledger of a project."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 from temporalio import activity
 
-from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import ArtifactMissingError
-from tightloop.ledger.metrics import Metric
-from tightloop.ledger.model import StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.value import ArtifactRef, Sparse, Value
+
+if TYPE_CHECKING:
+    from tightloop.database.project import ProjectLedger
 
 
 class EpisodeScope(Sparse):
@@ -88,18 +88,6 @@ class TreeDiff(Value):
     """Reason for a coarser result than usual."""
 
 
-class Differ(Protocol):
-    """Compares trees within a time limit, whatever the input."""
-
-    def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
-        """Compare two trees and return their difference. `store` is the `store_folder` of their scope."""
-        ...
-
-    def lines(self, store: Path, tree: str) -> int:
-        """Count the text lines in a tree."""
-        ...
-
-
 @dataclass(frozen=True)
 class Call:
     """One activity call. All times in the ledger come from calls or from the workflow.
@@ -121,52 +109,5 @@ def this_call() -> Call:
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 
 
-class Ledger(Protocol):
-    """A project's queryable record, which contains checkpoints and the timeline."""
-
-    def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Store a record under the next number of its episode, starting at 0.
-
-        Idempotent, as the same key returns the first record.
-        """
-        ...
-
-    def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints that another host recorded, each as episode, number, key and JSON. Existing ones are kept."""
-
-    def is_recorded(self, episode_id: str, key: str) -> bool:
-        """Return whether a checkpoint is stored under this key."""
-        ...
-
-    def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return all checkpoints of an episode by number."""
-        ...
-
-    def add_event(self, event: TrailEvent) -> None:
-        """Add an entry to the timeline. For each key, only one entry is added."""
-
-    def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Store a workflow's snapshot unless a newer one is stored."""
-
-    def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
-        """Update a recorded workflow's progress without adding a timeline entry."""
-
-    def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Store workflow metrics. For the same kind and key, the newer value wins."""
-
-    def record_steps(self, rows: Iterable[StepRow]) -> None:
-        """Store the current state of plan steps. Older updates are dropped."""
-
-    def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of an opened or revised plan. Existing states are kept."""
-
-    def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Store the final statuses of a plan's steps. Steps that are not listed were completed."""
-
-    def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
-        """Return an episode's timeline, oldest entry first."""
-        ...
-
-
-Ledgers = Callable[[Path], Ledger]
+Ledgers = Callable[[Path], "ProjectLedger"]
 """Returns the ledger of a workspace's project."""

@@ -19,7 +19,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import Workspaces
@@ -228,7 +228,7 @@ class _Bench:
         self._root = root
         self._store = open_local_store(root)
         self._workspaces = Workspaces()
-        self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, GitDiffer())
+        self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, Differ())
         request = EpisodeRequest(goal="change lines", workspace=str(root), definition_of_done=(Check(run="pytest -q"),))
         stored = put_model(self._store, request, name="request")
         self._scope = EpisodeScope(episode_id=f"bench-{uuid4().hex[:8]}", workspace=str(root), request=stored)
@@ -253,7 +253,7 @@ class _Bench:
             diffed = self._diff(before.tree, request.state.tree)
         self._state = self._state.evolve(trees=(*self._state.trees, self._state.tree)[-8:])
         begun = time.perf_counter()
-        found = GitDiffer().compare(store_folder_of(request.scope), before.tree, request.state.tree)
+        found = Differ().compare(store_folder_of(request.scope), before.tree, request.state.tree)
         compared = time.perf_counter() - begun
         difflib, ended = difflib_seconds(store_folder_of(self._scope), before.tree, request.state.tree)
         return Sample(*tracked, diffed, compared, difflib, ended, found.note)

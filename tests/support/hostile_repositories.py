@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import user_git
 from activities.workspace.user_repository import UserRepository
@@ -332,8 +332,8 @@ def _episode(root: Path, watch: Path) -> None:
             name, target = json.loads((root / "swap.json").read_text())
             link(name, target)(root, watch)
         end = tree.snapshot()
-        GitDiffer().compare(store_folder_of(scope), start, end)
-        GitDiffer().lines(store_folder_of(scope), end)
+        Differ().compare(store_folder_of(scope), start, end)
+        Differ().lines(store_folder_of(scope), end)
         tree.restore(start)
         assert tree.ensure(start) is None
         assert (root / "src/b.py").read_bytes() == b"x = 1\n"

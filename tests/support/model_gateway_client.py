@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import openai
 
-from activities.model.gateway.server import serve_gateway
-from activities.model.gateway.wire import Gateway, GatewaySpec, Wire
+from activities.model.gateway.server import GatewayServer, serve_gateway
+from activities.model.gateway.wire import GatewaySpec, Wire
 from tests.support.fake_model import FakeModel
 
 open_gateway = serve_gateway
@@ -63,7 +63,7 @@ def send(
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-def ask(gateway: Gateway, path: str, body: Any = None, **options: Any) -> Reply:
+def ask(gateway: GatewayServer, path: str, body: Any = None, **options: Any) -> Reply:
     return send(gateway.base_url, path, body, headers={"authorization": f"Bearer {gateway.token}"}, **options)
 
 
@@ -71,7 +71,7 @@ def spec_of(model: FakeModel, wire: Wire = Wire.RESPONSES, **changes: Any) -> Ga
     return GatewaySpec(**{"wire": wire, "upstream": model.base_url(wire), "key": KEY, **changes})
 
 
-def client_of(gateway: Gateway) -> openai.OpenAI:
+def client_of(gateway: GatewayServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.base_url, api_key=gateway.token, max_retries=0, timeout=20)
 
 

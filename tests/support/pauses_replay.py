@@ -20,7 +20,7 @@ from activities.artifacts.port import ArtifactStore, get_model, put_model
 from activities.checks.activity import verification_of
 from activities.planner.reflectors import rule_reflection
 from activities.tracking.activity import TrackRequest, gather, read_diff, tracking_of
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import EpisodeScope, TreeDiff
 from activities.workspace.working_tree import Workspaces
@@ -106,7 +106,7 @@ def watch(entry: Entry) -> tuple[Seen, ...]:
 
 
 def _watched(entry: Entry, root: Path, scope: EpisodeScope, workspaces: Workspaces) -> Iterator[Seen]:
-    store, differ = store_folder_of(scope), GitDiffer()
+    store, differ = store_folder_of(scope), Differ()
     tree = ""
     for n in range(entry.iterations + 1):
         plan = entry.plan(n) if n else ""

@@ -23,7 +23,8 @@ from activities.executor.agent.record import (
 )
 from activities.executor.delivery import early_outcome, fatal_outcome, write_temporary_file
 from activities.executor.port import Availability, Control, Executor
-from activities.model.gateway.wire import Gateway, GatewayCounters
+from activities.model.gateway.server import GatewayServer
+from activities.model.gateway.wire import GatewayCounters
 from activities.process import ProcessResult, Reason, run_process
 from activities.process.output import BoundedOutput, EventLines
 from activities.sandbox.port import SandboxUnavailableError
@@ -64,7 +65,7 @@ class Run:
         *,
         record: Record,
         redaction: Redaction,
-        gateway: Gateway | None,
+        gateway: GatewayServer | None,
         token: Callable[[str], ResumeToken],
         resume: ResumeToken | None,
     ) -> None:
@@ -260,7 +261,7 @@ class AgentExecutor(AgentHost, Executor):
         control: Control,
         state_folder: Path,
         home: Path,
-        way: tuple[ModelAccess, Gateway | None],
+        way: tuple[ModelAccess, GatewayServer | None],
     ) -> ExecutorOutcome | None:
         """Run the agent once. Return None if it does not know the session to resume."""
         access, gateway = way

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from activities.executor.agent.record import looks_secret
 from activities.executor.port import Availability
-from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec, Wire
+from activities.model.gateway.wire import Gateways, GatewaySpec, Wire
 from activities.process import GRACE_S, Growth, ProcessRequest, search_path
 from activities.sandbox.choose import NoAgentSandbox
 from activities.sandbox.port import MEBIBYTE, AgentSandbox, SandboxUnavailableError
@@ -21,6 +21,9 @@ from tightloop.host.programs import find_trusted_program, trusted_path
 from tightloop.host.worktree import path_inside
 from tightloop.plan.commands import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
+
+if TYPE_CHECKING:
+    from activities.model.gateway.server import GatewayServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +210,7 @@ class AgentHost:
     @contextmanager
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
-    ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
+    ) -> "Iterator[tuple[ModelAccess, GatewayServer | None]]":
         """Open an agent's model access for one delivery. Leaving the context closes the gateway, if there is one.
 
         With `own_bound`, the caller itself limits the number of model calls if there is no gateway.

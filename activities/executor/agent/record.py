@@ -21,7 +21,7 @@ from activities.executor.delivery import (
     remove_old,
     timeout_outcome,
 )
-from activities.model.gateway.wire import Gateway
+from activities.model.gateway.server import GatewayServer
 from activities.process.output import BoundedOutput
 from activities.workspace.ownership import write_atomically
 from tightloop.executor.failure import limited_outcome
@@ -240,7 +240,7 @@ class Stop(StrEnum):
 class Bounds:
     """Enforces a delivery's limits on time, silence, events, model calls and provider waits."""
 
-    def __init__(self, choice: ExecutorChoice, gateway: Gateway | None) -> None:
+    def __init__(self, choice: ExecutorChoice, gateway: GatewayServer | None) -> None:
         self.events = 0
         self.limit: LimitHit | None = None
         """The provider limit that stopped the agent."""

@@ -20,15 +20,7 @@ from activities.model.gateway.agent_connection import AgentConnection, AgentGone
 from activities.model.gateway.fingerprint import BrokenOffError, Call, Player, Recorder, Request, Source
 from activities.model.gateway.meter import Meter, observed_call
 from activities.model.gateway.provider import NO_RETRY, Provider, ProxiedCall
-from activities.model.gateway.wire import (
-    Cassette,
-    Gateway,
-    GatewayCounters,
-    GatewaySpec,
-    credentials,
-    find_route,
-    refusal,
-)
+from activities.model.gateway.wire import Cassette, GatewayCounters, GatewaySpec, credentials, find_route, refusal
 from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
@@ -41,7 +33,7 @@ SHUT_S = 0.4
 
 
 @contextmanager
-def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
+def serve_gateway(spec: GatewaySpec) -> "Iterator[GatewayServer]":
     """Open a gateway between an agent and its model; see `Gateways`.
 
     Raises:
@@ -56,14 +48,14 @@ def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
 
 
 class GatewayServer:
-    """The server, which runs its own event loop in a thread."""
+    """An open gateway, which runs its own event loop in a thread."""
 
     def __init__(self, spec: GatewaySpec, prefix: str, source: Source) -> None:
         self._spec = spec
         self._prefix = prefix
         self._source = source
         self.token = f"tl-{secrets.token_urlsafe(32)}"
-        """The key that the agent must send; see `Gateway`."""
+        """The key that the agent must send. It is valid only here, and only while the gateway is open."""
         self._meter = Meter(spec)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
         # Bind the port now, so that no other program can ever listen on the address given to the agent.
@@ -80,9 +72,11 @@ class GatewayServer:
 
     @property
     def base_url(self) -> str:
+        """Loopback URL for the agent, with the same path as the upstream URL."""
         return f"http://127.0.0.1:{self._port}{self._prefix}"
 
     def read_counters(self) -> GatewayCounters:
+        """Return a copy of the current counters. This may be called from any thread."""
         return self._meter.read_counters()
 
     def open(self) -> None:

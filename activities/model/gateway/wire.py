@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from tightloop.executor.model import LimitHit, Usage
+
+if TYPE_CHECKING:
+    from activities.model.gateway.server import GatewayServer
 
 
 class Wire(StrEnum):
@@ -72,25 +75,7 @@ class GatewayCounters:
     this is a sign of life, which a hanging provider does not give."""
 
 
-class Gateway(Protocol):
-    """An open gateway."""
-
-    @property
-    def base_url(self) -> str:
-        """Loopback URL for the agent, with the same path as `upstream`."""
-        ...
-
-    @property
-    def token(self) -> str:
-        """The key that the agent must send. It is valid only here, and only while the gateway is open."""
-        ...
-
-    def read_counters(self) -> GatewayCounters:
-        """Return a copy of the current counters. This may be called from any thread."""
-        ...
-
-
-Gateways = Callable[[GatewaySpec], AbstractContextManager[Gateway]]
+Gateways = Callable[[GatewaySpec], AbstractContextManager["GatewayServer"]]
 """Opens a gateway on a free loopback port. Leaving the context closes it within a second. Raises `ExecutorError` if the
 upstream, the key or the recording cannot be used."""
 

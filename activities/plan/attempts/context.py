@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores
 from activities.plan.outputs import References, find_base_tree, unpack
-from activities.plan.port import Trees, Work
+from activities.plan.port import Work
 from activities.plan.records import LoadedPlan, PlanCache, open_file_records
 from activities.plan.requests import RunStepRequest
-from activities.workspace.scope import Differ, this_call
+from activities.workspace.scope import this_call
 from tightloop.plan.child import StepRecord
 from tightloop.plan.reference import is_one_reference
 from tightloop.plan.step import Access, Capability, Step, StepKind
 
 if TYPE_CHECKING:
+    from activities.plan.attempts.trees import Trees
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import Workspaces
 
 
@@ -28,8 +30,8 @@ class AttemptPorts:
 
     workspaces: "Workspaces"
     stores: ArtifactStores
-    trees: Trees
-    differ: Differ
+    trees: "Trees"
+    differ: "Differ"
 
     @cached_property
     def plans(self) -> PlanCache:

@@ -13,11 +13,11 @@ from temporalio.exceptions import CancelledError
 from activities.attempt import is_cancelled_by_workflow
 from activities.plan.attempts.context import AttemptPorts, hash_inputs, is_cacheable, is_fresh
 from activities.plan.outputs import References, collect_outputs, count_items, find_unfit, pack
-from activities.plan.port import RunnerResult, Trees, Work
+from activities.plan.port import RunnerResult, Work
 from activities.plan.records import record_digest
 from activities.plan.requests import RunStepRequest
 from activities.workspace.folders import store_folder_of
-from activities.workspace.scope import Differ, TreeDiff
+from activities.workspace.scope import TreeDiff
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
 from tightloop.host.identity import host_identity
 from tightloop.plan.action import Option
@@ -40,6 +40,8 @@ from tightloop.value import abridge, format_count, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
+    from activities.plan.attempts.trees import Trees
+    from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree
 
 
@@ -120,7 +122,7 @@ def drop_own_drift(
 
 
 def replace_files(
-    tree: "WorkingTree", trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
+    tree: "WorkingTree", trees: "Trees", store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
     """Replace the files of `before`, which should be on disk, with the files of `after`.
 
@@ -191,7 +193,7 @@ def check_command(work: Work) -> str:
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
-def check_deletions(work: Work, differ: Differ, base: str, before: str, after: str) -> RunnerResult | None:
+def check_deletions(work: Work, differ: "Differ", base: str, before: str, after: str) -> RunnerResult | None:
     """Return a denial or a question if the step deleted too much, or None if it did not.
 
     Args:

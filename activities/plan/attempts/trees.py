@@ -24,14 +24,16 @@ MERGE_CONFLICTS = 127
 """Highest exit code of `git merge-file` that counts conflicts. Higher codes mean errors, such as a binary file."""
 
 
-class GitTrees:
-    """`Trees` implemented with git."""
+class Trees:
+    """Compares and combines trees without touching files. `store` is the `store_folder` of their scope."""
 
     def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
+        """Return the paths that differ between two trees, sorted. Bytes that are not valid UTF-8 are escaped."""
         changes = TreeStore(store).changes(before, after)
         return tuple(sorted(change.path.decode("utf-8", "backslashreplace") for change in changes))
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
+        """Return the unified diff of two trees, truncated to 2 MiB."""
         # External diff and textconv programs come from the user's configuration, and none of them may run here.
         options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
         git = store_git(store)
@@ -40,6 +42,8 @@ class GitTrees:
 
     def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
         """Merge the changes from `base` to `theirs` into `ours`.
+
+        With `markers`, conflicts are written into the files, so the result always has a tree.
 
         Raises:
             GitError: a tree is not in the store. Retryable.

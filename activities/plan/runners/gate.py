@@ -10,8 +10,9 @@ from activities.plan.files import shell_command
 from activities.plan.outputs import find_base_tree
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model import find_violations
+from activities.workspace.differ import Differ
 from activities.workspace.folders import store_folder_of
-from activities.workspace.scope import Differ, TreeDiff
+from activities.workspace.scope import TreeDiff
 from tightloop.episode.check import Check
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.action import Approval, DiffReview, GateAction, GateCheck, ShellAction

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.plan.attempts.runner import make_failure
-from activities.plan.attempts.trees import GitTrees
+from activities.plan.attempts.trees import Trees
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import describe_answer, section
 from activities.workspace.folders import store_folder_of
@@ -98,7 +98,7 @@ class GitRunner:
         if action.pull_request:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
-            paths = GitTrees().changed_paths(store_folder_of(work.scope), base, tree) if base and tree else ()
+            paths = Trees().changed_paths(store_folder_of(work.scope), base, tree) if base and tree else ()
             records = work.records.find_run_records(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths, work.scope.episode_id)
             outputs["pull_request"] = text

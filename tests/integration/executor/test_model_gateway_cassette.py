@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.wire import Cassette, Gateway, GatewaySpec, Wire
+from activities.model.gateway.server import GatewayServer
+from activities.model.gateway.wire import Cassette, GatewaySpec, Wire
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell
 from tests.support.model_gateway_client import KEY, STREAMS, TEXT, ask, body_of, open_gateway, provider, spec_of
@@ -119,7 +120,7 @@ skill_search = false
 """
 
 
-def run_codex(gateway: Gateway, folder: Path, *, sandbox: str = "danger-full-access") -> list[dict[str, Any]]:
+def run_codex(gateway: GatewayServer, folder: Path, *, sandbox: str = "danger-full-access") -> list[dict[str, Any]]:
     """Let Codex work in `folder`/tree with a home of its own, and return its events."""
     home, tree = folder / "home", folder / "tree"
     (home / ".codex").mkdir(parents=True)

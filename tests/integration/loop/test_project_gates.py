@@ -20,7 +20,7 @@ from activities.loop.inspection import InspectionActivities, InspectRequest, run
 from activities.loop.packet import last_commits, open_packets
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.finding import TRIAL_S, CheckFinder
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
@@ -112,7 +112,7 @@ def inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
         workspaces=Workspaces(),
         stores=open_local_store,
         ledgers=open_project,
-        differ=GitDiffer(),
+        differ=Differ(),
         runner=CheckRunner(sandbox, SandboxSettings(), grace_s=0.5),
         checkouts=LocalCheckouts(),
         history=last_commits,

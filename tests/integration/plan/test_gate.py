@@ -11,7 +11,7 @@ from activities.plan.port import RunnerResult
 from activities.plan.records import open_file_records
 from activities.plan.runners.gate import GateRunner
 from activities.sandbox.choose import choose_sandbox
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
@@ -22,7 +22,7 @@ from tightloop.run.question import Answer
 from tightloop.settings import SandboxSettings
 
 SANDBOX = SandboxSettings(unsafe_local=True)
-RUNNER = GateRunner(CheckRunner(choose_sandbox(SANDBOX), SANDBOX, grace_s=0.5), GitDiffer())
+RUNNER = GateRunner(CheckRunner(choose_sandbox(SANDBOX), SANDBOX, grace_s=0.5), Differ())
 PLAN_ID = "plan-0123456789ab"
 OPTIONS = [{"name": "A", "pros": ["quick"], "cost": "1 h", "to": ["do-a"]}, {"name": "B", "to": ["do-b"]}]
 

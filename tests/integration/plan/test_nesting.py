@@ -13,7 +13,7 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 
 from activities.model.client import ModelService
-from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.plan.plan_writer import PlannerOptions, PlanWriter
 from activities.plan.records import open_file_records
 from tests.support.episodes import Working, eventually
 from tests.support.git_sample import git, on_disk
@@ -144,7 +144,7 @@ async def test_plan_for_a_goal_is_written_approved_and_carried_out(
     with ModelServer() as server:
         server.queue(says({"rationale": "r", "plan": "id: g\nsteps: []\n"}), says({"rationale": "r", "plan": text}))
         service = ModelService(api_key="sk-key-of-a-test", base_url=server.url, models=("m-1",))
-        writer = ModelPlanWriter(PlannerOptions(service=service, caution=PlanSettings().caution(()), enabled=True))
+        writer = PlanWriter(PlannerOptions(service=service, caution=PlanSettings().caution(()), enabled=True))
         plans = TightloopClient(temporal_client, settings)
         async with working(plan_writer=writer):
             plan_id = await plans.start(PlanRequest(workspace=str(workspace), goal="make a file named 1"))

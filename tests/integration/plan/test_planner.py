@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from activities.model.client import ModelService
-from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.plan.plan_writer import PlannerOptions, PlanWriter
 from activities.plan.requests import OpenedPlan, OpenPlanRequest, PlanScope, RevisedPlan, RevisePlanRequest
 from tests.support.git_sample import make_repository
 from tests.support.model_server import ModelServer, Reply, fails, says
@@ -53,10 +53,10 @@ def writer(
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL,
     key: str = "sk-key-of-a-test",
     **settings: Any,
-) -> ModelPlanWriter:
+) -> PlanWriter:
     service = ModelService(api_key=key, base_url=server.url if key else "", models=("m-1",), corrections=2)
     caution = PlanSettings(**settings).caution(("ruff",))
-    return ModelPlanWriter(
+    return PlanWriter(
         PlannerOptions(
             service=service, caution=caution, enabled=enabled, prompt_privacy_of=lambda _workspace: prompt_privacy
         )
@@ -67,7 +67,7 @@ def plans(text: str, why: str = "because", keep: tuple[str, ...] = ()) -> Reply:
     return says({"rationale": why, "keep": keep, "plan": text})
 
 
-def opened(root: Path, made: ModelPlanWriter, **fields: Any) -> tuple[OpenedPlan, Stage]:
+def opened(root: Path, made: PlanWriter, **fields: Any) -> tuple[OpenedPlan, Stage]:
     """Open a plan for a goal, and return it with a stage on which its steps can run."""
     scope = PlanScope(episode_id=PLAN_ID, workspace=str(root))
     work = Stage.__new__(Stage)

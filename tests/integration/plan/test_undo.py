@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.plan.attempts.trees import GitTrees
+from activities.plan.attempts.trees import Trees
 from activities.workspace.folders import store_folder_of
 from activities.workspace.working_tree import Workspaces
 from tests.support.git_sample import make_repository, on_disk, scope_of
@@ -153,7 +153,7 @@ def test_inverse_restores_any_tree_byte_for_byte_beside_later_work(seed: int) ->
             _scramble(root, chance)
             after = tree.snapshot()
             (root / "later").write_bytes(b"work of a later step\n")
-            undone = GitTrees().undo(store_folder_of(scope), before, after, tree.snapshot())
+            undone = Trees().undo(store_folder_of(scope), before, after, tree.snapshot())
             assert not undone.conflicts
             tree.restore(undone.tree)
             assert on_disk(root) == {**first, "later": ("file", b"work of a later step\n")}

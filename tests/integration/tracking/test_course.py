@@ -10,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import Workspaces
 from tightloop.database.ledger import open_project
@@ -36,7 +36,7 @@ class Episode:
         self.root = root
         self._store = open_local_store(root)
         self._workspaces = Workspaces()
-        differ = GitDiffer(compare_bound=patience, lines_bound=patience)
+        differ = Differ(compare_bound=patience, lines_bound=patience)
         self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, differ)
         request = EpisodeRequest(goal="make it green", workspace=str(root), definition_of_done=(PYTEST,))
         stored = put_model(self._store, request, name="request")

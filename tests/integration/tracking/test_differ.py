@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from activities.tracking.differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
+from activities.workspace.differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, Differ
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import FileChange
 from activities.workspace.working_tree import WorkingTree, Workspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, write
 
-PATIENT = GitDiffer(compare_bound=timedelta(seconds=30), lines_bound=timedelta(seconds=30))
-HASTY = GitDiffer(compare_bound=timedelta(microseconds=1), lines_bound=timedelta(microseconds=1))
+PATIENT = Differ(compare_bound=timedelta(seconds=30), lines_bound=timedelta(seconds=30))
+HASTY = Differ(compare_bound=timedelta(microseconds=1), lines_bound=timedelta(microseconds=1))
 TEXT = "\n".join(f"line {number}: the words of line {number * 7 % 13}" for number in range(400))
 
 
@@ -144,7 +144,7 @@ def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: Worki
     start = tree.snapshot()
     write(tree.root, {"hard.txt": end_text})
     # Half of the bound is for the lines, which take git ten times as long; all the rest is done within the other half.
-    found = GitDiffer(compare_bound=timedelta(seconds=3)).compare(
+    found = Differ(compare_bound=timedelta(seconds=3)).compare(
         store_folder_of(scope_of(tree.root)), start, tree.snapshot()
     )
     (change,) = found.files
@@ -170,7 +170,7 @@ def test_lines_of_a_tree_are_counted(tree: WorkingTree) -> None:
 
 
 def test_lines_are_estimated_when_there_is_no_time(tree: WorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.tracking.differ.ESTIMATE_BOUND", timedelta(seconds=30))
+    monkeypatch.setattr("activities.workspace.differ.ESTIMATE_BOUND", timedelta(seconds=30))
     size = len(TEXT) + len("1\n2\n3\n") + len("b\n")
     assert HASTY.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
 

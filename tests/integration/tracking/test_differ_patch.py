@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from tests.support.git_sample import git, make_repository, write
 from tests.support.tree_patch import apply_patch
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError
 
-PATIENT = GitDiffer(compare_bound=timedelta(seconds=60))
+PATIENT = Differ(compare_bound=timedelta(seconds=60))
 PROJECT = Path(__file__).parents[3]
 PAIRS = 40
 Files = dict[bytes, tuple[bytes, bytes]]

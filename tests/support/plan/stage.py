@@ -23,7 +23,7 @@ from activities.plan.requests import (
     RunStepRequest,
 )
 from activities.sandbox.choose import choose_sandbox
-from activities.tracking.differ import GitDiffer
+from activities.workspace.differ import Differ
 from activities.workspace.working_tree import Workspaces
 from tightloop.database.ledger import open_project
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
@@ -51,7 +51,7 @@ def activities_for(runners: Mapping[Capability, Runner] | None = None, **parts: 
                 "checks": CheckRunner(sandbox, SANDBOX),
                 "sandbox": sandbox,
                 "sandbox_settings": SANDBOX,
-                "differ": GitDiffer(),
+                "differ": Differ(),
                 "has_ended": lambda _: False,
                 "plan_runners": runners or {},
                 **parts,

@@ -20,7 +20,8 @@ from activities.executor.agent.host import resume_preface
 from activities.executor.agent.program import decode_event, mapping, part, parts
 from activities.executor.agent.record import Bounds, RunRecord, Stop
 from activities.executor.port import Control
-from activities.model.gateway.wire import Gateway, GatewayCounters
+from activities.model.gateway.server import GatewayServer
+from activities.model.gateway.wire import GatewayCounters
 from activities.process.output import EventLines
 from tightloop.errors import TightloopError
 from tightloop.executor.asking import PermissionRequest, decide
@@ -357,7 +358,7 @@ class Delivery:
         order: WorkOrder,
         control: Control,
         record: RunRecord,
-        gateway: Gateway | None,
+        gateway: GatewayServer | None,
         *,
         sign_in: tuple[str, ...] = (),
         session_meta: Mapping[str, Any] | None = None,

@@ -274,7 +274,7 @@ class _Pair(NamedTuple):
         return timedelta(seconds=max(0.05, self.deadline - time.monotonic()))
 
 
-class GitDiffer:
+class Differ:
     """Compares trees. Returns a coarser result instead of failing or exceeding its time limit."""
 
     def __init__(self, *, compare_bound: timedelta = COMPARE_BOUND, lines_bound: timedelta = LINES_BOUND) -> None:
