@@ -23,7 +23,7 @@ from activities.checks.runner import CheckRunner
 from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import ExecutorDependencies, LazyAgentSandbox, open_gateway
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
@@ -234,7 +234,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         workspaces=Workspaces(settings=settings.workspace),
         stores=open_local_store,
         ledgers=partial(open_project, host=host_identity(settings).name),
-        outboxes=open_sqlite_outbox,
+        outboxes=open_outbox,
         differ=Differ(),
         checks=CheckRunner(host_surroundings.sandbox, settings.sandbox),
         sandbox=host_surroundings.sandbox,

@@ -1,9 +1,8 @@
 """Hand-off and execution activities. Each delivery is claimed before it acts, and acts only once."""
 
 import contextlib
-import contextvars
 import errno
-import math
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,13 +15,12 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import FULL, ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
-from activities.executor.ending import take_ending
 from activities.executor.port import (
+    Control,
     DelegatingExecutor,
     DeliveryState,
     Executors,
     ExecutorSelection,
-    Outbox,
     OutboxEntry,
     Outboxes,
     choose,
@@ -36,6 +34,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError, TightloopError
 from tightloop.executor.asking import (
+    ENDING_FILE,
     ENDING_HINT,
     WORKER_DIED,
     Crash,
@@ -44,6 +43,7 @@ from tightloop.executor.asking import (
     explain_crash,
     folder_hint,
     impossible_question,
+    read_ending,
 )
 from tightloop.executor.failure import failed_at_once, refine_failure
 from tightloop.executor.message import render_plan
@@ -67,12 +67,11 @@ from tightloop.value import ArtifactRef, Value, clip, last_lines
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
+    from activities.executor.outbox import Outbox
     from activities.workspace.working_tree import WorkingTree, Workspaces
 
 # A full disk can be fixed without a restart, so `FULL` is retried; a missing permission needs a new setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-PROGRESS_S = 1.0
-"""Minimum interval between heartbeats for an agent that reports every event."""
 
 
 class HandOffRequest(Value):
@@ -112,32 +111,6 @@ class ConcludeRequest(Value):
     result: CoderResult
 
 
-class Supervision:
-    """Connects an executor to its activity and its working tree."""
-
-    def __init__(self, tree: "WorkingTree") -> None:
-        self._tree = tree
-        # Executors may poll from their own threads, where the activity's context is not set.
-        self._context = contextvars.copy_context()
-        self._last_heartbeat = -math.inf
-        self._resume: ResumeToken | None = None
-
-    def is_cancelled(self) -> bool:
-        return self._context.copy().run(should_stop)
-
-    def own_process(self, pid: int) -> None:
-        self._tree.own_process(pid)
-
-    def progress(self, progress: Progress) -> None:
-        """Send the agent's progress as a heartbeat, at most once a second."""
-        now = time.monotonic()
-        # Send a new session immediately: an attempt after a crash resumes it.
-        if progress.resume == self._resume and now - self._last_heartbeat < PROGRESS_S:
-            return
-        self._last_heartbeat, self._resume = now, progress.resume
-        self._context.copy().run(activity.heartbeat, progress)
-
-
 def last_resume_token() -> ResumeToken | None:
     """Return the resume token that the previous attempt sent in its last heartbeat."""
     for detail in activity.info().heartbeat_details:
@@ -146,6 +119,30 @@ def last_resume_token() -> ResumeToken | None:
         except ValidationError:
             continue
     return None
+
+
+ENDING_BYTES = 4_096
+
+
+def take_ending(tree: "WorkingTree", before: str) -> str:
+    """Delete the ending file from a working tree. Return the reason that it gives, or "" if there is no such file.
+
+    The executor states in this file that the work cannot be done. Only the file counts, because the prose in a report
+    often contains "cannot" or "impossible" in passing.
+
+    A file that was already in the tree `before` the delivery was not written by the executor, and is kept.
+    """
+    path, text = tree.root / ENDING_FILE, b""
+    if not os.path.lexists(path) or ENDING_FILE.encode() in tree.entries(before):
+        return ""
+    # Without following a link, because the file comes from the agent.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as stream:
+            text = stream.read(ENDING_BYTES)
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return read_ending(text.decode("utf-8", "replace"))
 
 
 _MAY_END = frozenset(
@@ -286,7 +283,7 @@ class ExecutionActivities:
             )
 
     @contextlib.contextmanager
-    def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
+    def _record_break_off(self, outbox: "Outbox", key: str) -> Iterator[None]:
         """During the block, a delivery is claimed. If it breaks off with an error, record the reason in the outbox.
 
         If a claimed delivery has neither a report nor such a reason, its worker was killed.
@@ -307,7 +304,7 @@ class ExecutionActivities:
         self._claimed.discard(key)
 
     @staticmethod
-    def _find_delivery(outbox: Outbox, request: ExecuteRequest) -> OutboxEntry | None:
+    def _find_delivery(outbox: "Outbox", request: ExecuteRequest) -> OutboxEntry | None:
         """Find a queued delivery. If a run before a reset has queued it, queue it again under this run's key."""
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
@@ -358,10 +355,10 @@ class ExecutionActivities:
     ) -> ExecutorOutcome:
         try:
             if isinstance(selection.executor, DelegatingExecutor):
-                return selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
+                return selection.executor.execute(order, Control(tree), state_folder_of(scope))
             # A delegating executor gets no span: it only claims, and the workflow's activities record the calls.
             with operation(telemetry.INVOKE_AGENT, selection.name, {telemetry.AGENT: selection.name}) as span:
-                outcome = selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
+                outcome = selection.executor.execute(order, Control(tree), state_folder_of(scope))
                 span.record_answer(ModelAnswer(usage=outcome.usage or Usage()))
                 failed = outcome.status is not ExecutorStatus.COMPLETED
                 session = outcome.resume.session_id if outcome.resume else None

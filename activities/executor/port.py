@@ -1,13 +1,19 @@
 """Executor interface, and the choice among fallbacks."""
 
+import contextvars
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore
+from activities.attempt import should_stop
 from tightloop.coder.model import CoderResult
 from tightloop.errors import ExecutorError, TightloopError, UntrustedProgramError
 from tightloop.executor.model import (
@@ -17,23 +23,46 @@ from tightloop.executor.model import (
     ExecutorReport,
     ExecutorStatus,
     Progress,
+    ResumeToken,
     WorkOrder,
 )
 from tightloop.value import ArtifactRef, Value, shorten
 
+if TYPE_CHECKING:
+    from activities.executor.outbox import Outbox
+    from activities.workspace.working_tree import WorkingTree
 
-class Control(Protocol):
-    """Interface through which an executor is supervised."""
+
+PROGRESS_S = 1.0
+"""Minimum interval between heartbeats for an agent that reports every event."""
+
+
+class Control:
+    """Supervision of an executor by its activity and its working tree."""
+
+    def __init__(self, tree: "WorkingTree") -> None:
+        self._tree = tree
+        # Executors may poll from their own threads, where the activity's context is not set.
+        self._context = contextvars.copy_context()
+        self._last_heartbeat = -math.inf
+        self._resume: ResumeToken | None = None
 
     def is_cancelled(self) -> bool:
         """Return whether the work must stop. The executor polls this at least once a second."""
-        ...
+        return self._context.copy().run(should_stop)
 
     def own_process(self, pid: int) -> None:
         """Record a child process so that it is killed if this worker dies."""
+        self._tree.own_process(pid)
 
     def progress(self, progress: Progress) -> None:
-        """Report progress. This is cheap and may be called for every event."""
+        """Send the agent's progress as a heartbeat, at most once a second. Call this for every event."""
+        now = time.monotonic()
+        # Send a new session immediately: an attempt after a crash resumes it.
+        if progress.resume == self._resume and now - self._last_heartbeat < PROGRESS_S:
+            return
+        self._last_heartbeat, self._resume = now, progress.resume
+        self._context.copy().run(activity.heartbeat, progress)
 
 
 class Availability(Value):
@@ -136,38 +165,7 @@ class OutboxEntry(Value):
     report: ExecutorReport | None = None
 
 
-class Outbox(Protocol):
-    """Durable record of deliveries on the executor's host."""
-
-    def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
-        """Queue a delivery. Idempotent by key: the first order is kept."""
-
-    def get(self, key: str) -> OutboxEntry | None:
-        """Return the outbox entry of a delivery, or None if the delivery was never queued."""
-
-    def claim(self, key: str, base_tree: str) -> None:
-        """Durably record that the delivery starts, and the tree from which it starts. Call this before acting.
-
-        Raises:
-            DeliveryError: the key was never queued or has already been reported.
-        """
-
-    def break_off(self, key: str, reason: str) -> None:
-        """Record durably why the last attempt that claimed a delivery ends without a report."""
-
-    def report(self, key: str, report: ExecutorReport) -> None:
-        """Record the report of a delivery durably. Reporting an equal report again has no effect.
-
-        Raises:
-            DeliveryError: the key was never queued, or has a different report.
-        """
-
-    def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
-        """Return an episode's deliveries in the order in which they were queued."""
-        ...
-
-
-Outboxes = Callable[[Path], Outbox]
+Outboxes = Callable[[Path], "Outbox"]
 """Returns the outbox of a workspace's project."""
 
 

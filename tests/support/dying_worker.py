@@ -14,7 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from activities.executor.port import Control, Executor, Outbox
+from activities.executor.outbox import Outbox
+from activities.executor.port import Control, Executor
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorOutcome, ExecutorReport, ExecutorStatus, WorkOrder
 from tightloop.settings import parse_settings

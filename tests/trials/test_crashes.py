@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tests.support.episodes import eventually
 from tests.support.extent import draw_seed, part
 from tests.support.line_writing import PLAN, line_request, lines_written
@@ -31,7 +31,7 @@ LINES = KILLS * (math.ceil(PAUSE_S / ITERATION_S) + 1)
 def check_that_nothing_was_lost_or_doubled(workspace: Path, episode_id: str) -> str:
     """Compare the files with the outbox and the ledger; returns the figures."""
     lines = lines_written(workspace)
-    deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
+    deliveries = open_outbox(workspace).deliveries(episode_id)
     checkpoints = open_project(workspace).checkpoints(episode_id)
     done = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.COMPLETED}
     unknown = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.OUTCOME_UNKNOWN}

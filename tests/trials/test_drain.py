@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tests.support.episodes import eventually
 from tests.support.extent import part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
@@ -73,7 +73,7 @@ async def test_a_stopped_worker_hands_a_long_delivery_back(workspace: Path, tmp_
         (workspace / "go.txt").touch()
         async with asyncio.timeout(90):
             result = await client.result(episode_id)
-    rows = open_sqlite_outbox(workspace).deliveries(episode_id)
+    rows = open_outbox(workspace).deliveries(episode_id)
     ends = {row.key.partition("/")[2]: row.report and row.report.status for row in rows}
     homes = Path(os.environ["TIGHTLOOP_HOME"], "homes")
     asked = Counter(file.read_text().count("\nprompt ") for file in homes.glob("*/acp/*.log"))

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from activities.executor.outbox import open_outbox
 from activities.executor.port import DeliveryState
-from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
 from tests.support.extent import draw_seed, part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
@@ -161,7 +161,7 @@ def survivors(folder: Path) -> list[str]:
 
 def check(seen: Seen) -> Counter[str]:
     """Compare what is told with the files and the outbox; return what is worth counting."""
-    deliveries = open_sqlite_outbox(seen.workspace).deliveries(seen.episode_id)
+    deliveries = open_outbox(seen.workspace).deliveries(seen.episode_id)
     log = seen.workspace / "log.txt"
     lines = Counter(log.read_text().split()) if log.exists() else Counter()
     told = {str(d.iteration): d.report.status for d in deliveries if d.report}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from activities.artifacts.stores import open_local_store
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from activities.remote.activity import Copies
 from activities.remote.s3 import EncryptedBucket, S3Bucket
 from activities.workspace.scope import EpisodeScope
@@ -130,7 +130,7 @@ class Fleet:
     def deliveries(self, state: Path, workspace: Path, episode_id: str) -> set[str]:
         """Return what the outbox of a host has."""
         self.environment.setenv("TIGHTLOOP_HOME", str(state))
-        return {delivery.key for delivery in open_sqlite_outbox(workspace).deliveries(episode_id)}
+        return {delivery.key for delivery in open_outbox(workspace).deliveries(episode_id)}
 
     def check_fence(self, ids: list[str]) -> None:
         """The first host may write nothing more under its old epoch, not even a checkpoint that it has."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tests.support.dying_worker import Place
 from tests.support.episodes import eventually
 from tightloop.client import TightloopClient
@@ -63,7 +63,7 @@ class Story:
     @property
     def first(self) -> ExecutorStatus:
         """How the first delivery ended."""
-        [row] = [each for each in open_sqlite_outbox(self.workspace).deliveries(self.id) if each.key.endswith(FIRST)]
+        [row] = [each for each in open_outbox(self.workspace).deliveries(self.id) if each.key.endswith(FIRST)]
         assert row.report is not None
         return row.report.status
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tests.support.doubles import AppendingExecutor, AskingExecutor
 from tests.support.episodes import Working, asked, eventually
 from tests.support.loops import ended
@@ -35,7 +35,7 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
         shown = await client.status(episode_id)
-        report = open_sqlite_outbox(workspace).deliveries(episode_id)[0].report
+        report = open_outbox(workspace).deliveries(episode_id)[0].report
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert report is not None
     assert report.executor == "appending"

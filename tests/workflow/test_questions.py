@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from temporalio.common import SearchAttributeKey
 
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tests.support.doubles import AskingExecutor, ScriptedPlanner
 from tests.support.episodes import Working, asked, eventually
 from tightloop.episode.model import EpisodeOutcome
@@ -77,7 +77,7 @@ async def test_a_denied_permission_is_told_to_executor_and_planner(
         await asked(client, episode_id, since=first)
         await client.cancel(episode_id)
         await client.result(episode_id)
-        report = open_sqlite_outbox(workspace).deliveries(episode_id)[1].report
+        report = open_outbox(workspace).deliveries(episode_id)[1].report
     assert report is not None
     assert (report.status, report.denied) == (ExecutorStatus.NO_CHANGE, ("append line 1",))
     assert any("asked about append line 1: use another file" in note for note in planner.briefings[1].notes)
@@ -241,7 +241,7 @@ async def test_a_real_agent_process_waits_for_the_person_and_goes_on_in_its_sess
             await asked(client, episode_id, since=status)
             await client.cancel(episode_id)
             await client.result(episode_id)
-        deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
+        deliveries = open_outbox(workspace).deliveries(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert status.questions
     assert "echo made > made.txt" in status.questions[0].title

@@ -44,6 +44,7 @@ class AgentS:
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
+        """Return the reason why Agent S is unavailable and how to fix it, or "" if it is available."""
         python = find_trusted_program(self.python)
         if python is None:
             return f"window.agent_s.python is set to {self.python!r}, which is not a program (see docs/macos.md)"
@@ -57,6 +58,11 @@ class AgentS:
         return "" if completed.returncode == 0 else f"gui-agents is not installed in {self.python} (see docs/macos.md)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
+        """Ask a model once for the point of the chat box in a frame.
+
+        Raises:
+            DriverError: there is no answer, or the answer is not a point in the frame.
+        """
         width, height = size_of(png)
         point = self._ask(png, width, height)
         if not (0 <= point[0] < width and 0 <= point[1] < height):

@@ -122,11 +122,18 @@ class CursorEvents:
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
     ) -> None:
         self.guarded = guarded
+        """True if the hook rejects a hand-off that is repeated."""
         self._folder, self._transcripts = folder, transcripts
         self._allow_unknown_roots = allow_unknown_roots
 
     def expect(self, message: Message, root: str) -> None:
-        """Record a message's folder for the `beforeSubmitPrompt` hook; see `Receipts.expect`."""
+        """Record a message's folder for the `beforeSubmitPrompt` hook before the message is pasted.
+
+        This clears an earlier refusal.
+
+        Raises:
+            ExecutorError: the folder does not exist.
+        """
         real_path = os.path.realpath(root)
         try:
             status = Path(real_path).stat()
@@ -147,9 +154,11 @@ class CursorEvents:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
+        """Return the reason why the hook rejected a hand-off in its window, or "" if it did not."""
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
+        """Return the receipt for a hand-off, or None if the hand-off has no receipt."""
         ack = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
         if ack is not None:
             return Receipt(
@@ -162,6 +171,7 @@ class CursorEvents:
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
+        """Return whether the agent is known to be working on one of our hand-offs."""
         return next(self._active_conversations(), None) is not None
 
     def _active_conversations(self) -> Iterator[Sequence[Path]]:
@@ -175,7 +185,7 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Leave the message for the `stop` hook of a conversation in the same episode; see `Receipts.offer`."""
+        """Leave the message for the `stop` hook of a conversation in the same episode, which takes it when its turn ends."""
         for files in self._active_conversations():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]

@@ -16,6 +16,7 @@ from activities.executor.delivery import (
     read_options,
     timeout_outcome,
 )
+from activities.executor.gui.agent_s import AgentS
 from activities.executor.gui.cursor import (
     ANSWER,
     PROMPT,
@@ -26,7 +27,7 @@ from activities.executor.gui.cursor import (
     hooks_problem,
     mtime_of,
 )
-from activities.executor.gui.port import Driver, DriverError, FileLedger, Locator
+from activities.executor.gui.port import Driver, DriverError, Ledger
 from activities.executor.gui.protocol import HandOff
 from activities.executor.port import Availability, Control, Executor
 from tightloop.errors import ExecutorError
@@ -267,7 +268,7 @@ class CursorGuiExecutor(Executor):
     refused_s: float = REFUSED_S
     patience_s: float = PATIENCE_S
     transcript_quiet_s: float = TRANSCRIPT_QUIET_S
-    locator: Locator | None = None
+    locator: AgentS | None = None
     may_see_window: Callable[[str], bool] = lambda _workspace: True
     """Returns whether the locator's model may see a workspace's window."""
 
@@ -395,8 +396,8 @@ class CursorGuiExecutor(Executor):
             time.sleep(RETRY_S)
 
     @property
-    def _ledger(self) -> FileLedger:
-        return FileLedger(self.folder / "handoffs")
+    def _ledger(self) -> Ledger:
+        return Ledger(self.folder / "handoffs")
 
     @staticmethod
     def _identity(order: WorkOrder) -> str:

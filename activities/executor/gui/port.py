@@ -141,59 +141,6 @@ class Driver(Protocol):
         ...
 
 
-class Locator(Protocol):
-    """Finds the chat box in a screenshot."""
-
-    def problem(self) -> str:
-        """Return the reason why the locator is unavailable and how to fix it, or "" if it is available."""
-        ...
-
-    def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Ask a model once for the point of the chat box in a frame. This takes seconds at most.
-
-        Raises:
-            DriverError: there is no answer, or the answer is not a point in the frame.
-        """
-        ...
-
-
-class Receipts(Protocol):
-    """Reports about hand-offs from the agent's side, such as the editor's hooks."""
-
-    @property
-    def guarded(self) -> bool:
-        """Return whether the agent's side rejects a hand-off that is repeated."""
-        ...
-
-    def expect(self, message: Message, root: str) -> None:
-        """Record the folder for which a message is meant, before the message is pasted. This clears an earlier refusal.
-
-        Raises:
-            ExecutorError: the folder does not exist.
-        """
-        ...
-
-    def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt for a hand-off, or None if the hand-off has no receipt."""
-        ...
-
-    def refusal(self, handoff_id: str) -> str:
-        """Return the reason why the hook rejected a hand-off in its window, or "" if it did not."""
-        ...
-
-    def busy(self) -> bool:
-        """Return whether the agent is known to be working on one of our hand-offs."""
-        ...
-
-    def offer(self, message: Message) -> None:
-        """Offer a message, which the agent's side takes at the end of its turn if it works on the same episode."""
-        ...
-
-    def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Return whether the message had already been taken."""
-        ...
-
-
 class Entry(Value):
     """A hand-off's ledger entry."""
 
@@ -201,22 +148,6 @@ class Entry(Value):
     state: HandOffState
     text: str
     receipt: Receipt | None = None
-
-
-class Ledger(Protocol):
-    """Durable record of this host's hand-offs. It survives a power loss."""
-
-    def get(self, handoff_id: str) -> Entry | None:
-        """Return the last ledger entry of a hand-off, or None."""
-        ...
-
-    def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Record the state of a hand-off durably before anything else happens."""
-        ...
-
-    def texts(self) -> Iterator[str]:
-        """Return the texts of the latest hand-offs, which may be deleted from a chat box."""
-        ...
 
 
 ENTRIES_LIMIT = 200
@@ -229,8 +160,8 @@ def gui_folder() -> Path:
     return state_home() / "gui"
 
 
-class FileLedger:
-    """A ledger stored in a folder."""
+class Ledger:
+    """Durable record of this host's hand-offs in a folder. It survives a power loss."""
 
     def __init__(self, folder: Path, limit: int = ENTRIES_LIMIT) -> None:
         self._folder, self._kept = folder, limit
@@ -253,6 +184,7 @@ class FileLedger:
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
+        """Record the state of a hand-off durably before anything else happens."""
         entry = Entry(id=message.id, state=state, text=message.text, receipt=receipt)
         write_durably(private_folder(self._folder) / self._path(message.id).name, entry.model_dump_json().encode())
         # Only at its first state: once per hand-off is enough.
@@ -262,6 +194,7 @@ class FileLedger:
         return entry
 
     def texts(self) -> Iterator[str]:
+        """Return the texts of the latest hand-offs, which may be deleted from a chat box."""
         for _, path in self._newest()[:LEFTOVERS]:
             with suppress(OSError, ValidationError):
                 yield Entry.model_validate_json(path.read_bytes()).text

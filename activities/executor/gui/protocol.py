@@ -10,16 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.executor.gui.port import (
-    Driver,
-    DriverError,
-    Element,
-    Ledger,
-    Locator,
-    NotPressedError,
-    Receipts,
-    Window,
-)
+from activities.executor.gui.agent_s import AgentS
+from activities.executor.gui.cursor import CursorEvents
+from activities.executor.gui.port import Driver, DriverError, Element, Ledger, NotPressedError, Window
 from activities.workspace.ownership import LOCK_WAIT, hold_lock
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
@@ -79,7 +72,7 @@ class HandOff:
 
     driver: Driver
     ledger: Ledger
-    receipts: Receipts
+    receipts: CursorEvents
     target: Target
     lock: Path
     """Lock file that excludes all other hand-offs on this host."""
@@ -87,7 +80,7 @@ class HandOff:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
-    locator: Locator | None = None
+    locator: AgentS | None = None
     """The locator, which is asked once per hand-off if keys do not move the focus into the box."""
     _located: str = field(default="", init=False)
     """The locator's error, for use in the message. Empty if the locator was not asked."""

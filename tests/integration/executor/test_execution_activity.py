@@ -20,8 +20,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
 from activities.executor.activity import ExecuteRequest, ExecutionActivities
+from activities.executor.outbox import open_outbox
 from activities.executor.port import Availability, Control, Executor
-from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import Workspaces
 from tests.support.episodes import Working, eventually
@@ -83,7 +83,7 @@ class Bench:
         self.scope = EpisodeScope(episode_id="episode-1", workspace=str(workspace))
         self.workspaces = Workspaces()
         self.workspaces.prepare(self.scope, take_over=lambda _episode: True)
-        self.outbox = open_sqlite_outbox(workspace)
+        self.outbox = open_outbox(workspace)
         with self.workspaces.hold(self.scope) as tree:
             self.base = tree.snapshot()
 
@@ -109,7 +109,7 @@ class Bench:
         environment.info = replace(
             environment.info, workflow_run_id="run", heartbeat_details=details, attempt=2 if told else 1
         )
-        activities = ExecutionActivities(self.workspaces, open_local_store, open_sqlite_outbox, choose)
+        activities = ExecutionActivities(self.workspaces, open_local_store, open_outbox, choose)
         report: ExecutorReport = environment.run(
             activities.execute, ExecuteRequest(scope=self.scope, key=KEY, expected_tree=self.base)
         )

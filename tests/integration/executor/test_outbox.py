@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.port import DeliveryError, DeliveryState, Outbox
-from activities.executor.sqlite_outbox import SqliteOutbox, open_sqlite_outbox
+from activities.executor.outbox import Outbox, open_outbox
+from activities.executor.port import DeliveryError, DeliveryState
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.host import state_folder
 from tightloop.value import reference
@@ -28,8 +28,8 @@ def report(status: ExecutorStatus = ExecutorStatus.COMPLETED) -> ExecutorReport:
 
 
 @pytest.fixture
-def outbox(tmp_path: Path) -> SqliteOutbox:
-    return open_sqlite_outbox(tmp_path)
+def outbox(tmp_path: Path) -> Outbox:
+    return open_outbox(tmp_path)
 
 
 def state_of(outbox: Outbox, key: str = KEY) -> DeliveryState:
@@ -43,7 +43,7 @@ def claimed_at(workspace: Path) -> list[float]:
         return [row[0] for row in connection.execute("SELECT claimed_at FROM claim ORDER BY number")]
 
 
-def test_a_delivery_goes_from_queued_to_reported(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_a_delivery_goes_from_queued_to_reported(outbox: Outbox, tmp_path: Path) -> None:
     before = time.time()
     assert outbox.get(KEY) is None
     outbox.add(KEY, "episode-1", 1, ORDER)
@@ -51,14 +51,14 @@ def test_a_delivery_goes_from_queued_to_reported(outbox: SqliteOutbox, tmp_path:
     outbox.claim(KEY, "base")
     assert state_of(outbox) is DeliveryState.CLAIMED
     outbox.report(KEY, report())
-    found = open_sqlite_outbox(tmp_path).get(KEY)
+    found = open_outbox(tmp_path).get(KEY)
     assert found is not None
     assert (found.state, found.claims, found.order, found.report) == (DeliveryState.REPORTED, 1, ORDER, report())
     assert (found.episode_id, found.iteration) == ("episode-1", 1)
     assert before <= claimed_at(tmp_path)[0] <= time.time()
 
 
-def test_adding_again_changes_nothing(outbox: SqliteOutbox) -> None:
+def test_adding_again_changes_nothing(outbox: Outbox) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     outbox.claim(KEY, "base")
     outbox.add(KEY, "episode-2", 2, reference(b"another", name="work order"))
@@ -67,7 +67,7 @@ def test_adding_again_changes_nothing(outbox: SqliteOutbox) -> None:
     assert (found.state, found.episode_id, found.order) == (DeliveryState.CLAIMED, "episode-1", ORDER)
 
 
-def test_each_claim_is_counted(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_each_claim_is_counted(outbox: Outbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     for _ in range(3):
         outbox.claim(KEY, "base")
@@ -77,7 +77,7 @@ def test_each_claim_is_counted(outbox: SqliteOutbox, tmp_path: Path) -> None:
     assert claimed_at(tmp_path) == sorted(claimed_at(tmp_path))
 
 
-def test_what_is_reported_is_not_delivered_again(outbox: SqliteOutbox) -> None:
+def test_what_is_reported_is_not_delivered_again(outbox: Outbox) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     outbox.report(KEY, report())
     with pytest.raises(DeliveryError, match="already reported"):
@@ -87,7 +87,7 @@ def test_what_is_reported_is_not_delivered_again(outbox: SqliteOutbox) -> None:
     assert (found.state, found.claims) == (DeliveryState.REPORTED, 0)
 
 
-def test_the_first_report_stays(outbox: SqliteOutbox) -> None:
+def test_the_first_report_stays(outbox: Outbox) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     outbox.claim(KEY, "base")
     outbox.report(KEY, report())
@@ -99,14 +99,14 @@ def test_the_first_report_stays(outbox: SqliteOutbox) -> None:
     assert found.report == report()
 
 
-def test_an_unknown_delivery_cannot_be_claimed_or_reported(outbox: SqliteOutbox) -> None:
+def test_an_unknown_delivery_cannot_be_claimed_or_reported(outbox: Outbox) -> None:
     with pytest.raises(DeliveryError, match="delivery 'run/1/1' not found"):
         outbox.claim(KEY, "base")
     with pytest.raises(DeliveryError, match="delivery 'run/1/1' not found"):
         outbox.report(KEY, report())
 
 
-def test_deliveries_of_an_episode_come_in_order(outbox: SqliteOutbox) -> None:
+def test_deliveries_of_an_episode_come_in_order(outbox: Outbox) -> None:
     keys = [f"run/{number}/1" for number in (1, 2, 10, 3)]
     for number, key in enumerate(keys):
         outbox.add(key, "episode-1", number, ORDER)
@@ -115,7 +115,7 @@ def test_deliveries_of_an_episode_come_in_order(outbox: SqliteOutbox) -> None:
     assert outbox.deliveries("episode-3") == ()
 
 
-def test_the_file_is_private_and_durable(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_the_file_is_private_and_durable(outbox: Outbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     file = state_folder(tmp_path) / "outbox.db"
     assert file.stat().st_mode & 0o777 == 0o600
@@ -124,7 +124,7 @@ def test_the_file_is_private_and_durable(outbox: SqliteOutbox, tmp_path: Path) -
     connection.close()
 
 
-def test_a_newer_or_damaged_file_is_refused_with_a_sentence(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_a_newer_or_damaged_file_is_refused_with_a_sentence(outbox: Outbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     file = state_folder(tmp_path) / "outbox.db"
     connection = sqlite3.connect(file)
@@ -141,9 +141,9 @@ def start(code: str, workspace: Path, *arguments: str) -> subprocess.Popen[str]:
     head = """
 import sys, time
 from pathlib import Path
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import open_outbox
 from tightloop.value import reference
-outbox = open_sqlite_outbox(Path(sys.argv[1]))
+outbox = open_outbox(Path(sys.argv[1]))
 ORDER = reference(b"the order", name="work order")
 """
     return subprocess.Popen(
@@ -155,7 +155,7 @@ ORDER = reference(b"the order", name="work order")
     )
 
 
-def test_a_claim_survives_the_death_of_its_process(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_a_claim_survives_the_death_of_its_process(outbox: Outbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     with start("outbox.claim('run/1/1', 'base'); print('claimed', flush=True); time.sleep(60)", tmp_path) as worker:
         assert worker.stdout is not None
@@ -170,7 +170,7 @@ def test_a_claim_survives_the_death_of_its_process(outbox: SqliteOutbox, tmp_pat
     assert state_of(outbox) is DeliveryState.REPORTED
 
 
-def test_a_death_in_the_middle_of_writing_leaves_a_whole_file(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_a_death_in_the_middle_of_writing_leaves_a_whole_file(outbox: Outbox, tmp_path: Path) -> None:
     code = """
 for number in range(100_000):
     outbox.add(f"run/{number}/1", "episode-1", number, ORDER)
@@ -195,7 +195,7 @@ for number in range(25):
     outbox.claim(f"run/{number}/1", "base")
 """
     workers = [start(code, tmp_path) for _ in range(2)]
-    outbox = open_sqlite_outbox(tmp_path)
+    outbox = open_outbox(tmp_path)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: outbox.add(f"thread/{number}/1", "episode-2", number, ORDER), range(20)))
     for worker in workers:
@@ -207,7 +207,7 @@ for number in range(25):
     assert len(outbox.deliveries("episode-2")) == 20
 
 
-def test_a_call_keeps_the_locks_of_the_other_connections_of_its_process(outbox: SqliteOutbox, tmp_path: Path) -> None:
+def test_a_call_keeps_the_locks_of_the_other_connections_of_its_process(outbox: Outbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     file = state_folder(tmp_path) / "outbox.db"
     with closing(sqlite3.connect(file)) as reader:

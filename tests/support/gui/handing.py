@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from activities.executor.gui.cursor import CursorEvents
-from activities.executor.gui.port import Driver, Element, FileLedger, Frame, Health, Window
+from activities.executor.gui.port import Driver, Element, Frame, Health, Ledger, Window
 from activities.executor.gui.protocol import HandOff
 from tests.support.gui.page import EDITOR_TITLE
 from tightloop.executor.handoff import HandOffResult, Message, Target, file_message, inline_message
@@ -43,7 +43,7 @@ def hand_off(driver: Driver, folder: Path, *, patience_s: float = 20.0, root: Pa
     )
     return HandOff(
         driver=driver,
-        ledger=FileLedger(folder / "handoffs"),
+        ledger=Ledger(folder / "handoffs"),
         receipts=CursorEvents(folder / "hooks", folder / "transcripts"),
         target=target,
         lock=folder / "screen.lock",

@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from activities.executor.port import Outbox, OutboxEntry
-from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.executor.outbox import Outbox, open_outbox
+from activities.executor.port import OutboxEntry
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import load_settings
@@ -75,7 +75,7 @@ async def work() -> None:
     client = await connect(settings)
     adapters = replace(
         build_adapters(client, settings),
-        outboxes=lambda workspace: CrashingOutbox(open_sqlite_outbox(workspace), marks),
+        outboxes=lambda workspace: CrashingOutbox(open_outbox(workspace), marks),
         planners=lambda _kind: ScriptedPlanner(),
     )
     async with AsyncExitStack() as stack:

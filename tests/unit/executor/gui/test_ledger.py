@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from activities.artifacts.port import file_stem
-from activities.executor.gui.port import FileLedger
+from activities.executor.gui.port import Ledger
 from tightloop.errors import ExecutorError
 from tightloop.executor.handoff import HandOffState, Message, Receipt
 
@@ -14,25 +14,25 @@ MESSAGE = Message(id="e/1/0123abcd", text="a plan")
 
 def test_next_process_finds_how_far_it_came(tmp_path: Path) -> None:
     folder = tmp_path / "handoffs"
-    assert FileLedger(folder).get(MESSAGE.id) is None
-    assert list(FileLedger(folder).texts()) == []
-    FileLedger(folder).record(MESSAGE, HandOffState.PREPARED)
-    FileLedger(folder).record(MESSAGE, HandOffState.ACKED, Receipt(handoff_id=MESSAGE.id, conversation="c"))
-    entry = FileLedger(folder).get(MESSAGE.id)
+    assert Ledger(folder).get(MESSAGE.id) is None
+    assert list(Ledger(folder).texts()) == []
+    Ledger(folder).record(MESSAGE, HandOffState.PREPARED)
+    Ledger(folder).record(MESSAGE, HandOffState.ACKED, Receipt(handoff_id=MESSAGE.id, conversation="c"))
+    entry = Ledger(folder).get(MESSAGE.id)
     assert entry is not None
     assert (entry.state, entry.text) == (HandOffState.ACKED, "a plan")
     assert entry.receipt == Receipt(handoff_id=MESSAGE.id, conversation="c")
-    assert list(FileLedger(folder).texts()) == ["a plan"]
+    assert list(Ledger(folder).texts()) == ["a plan"]
 
 
 def test_damaged_entry_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
-    FileLedger(tmp_path).record(MESSAGE, HandOffState.ENTER)
+    Ledger(tmp_path).record(MESSAGE, HandOffState.ENTER)
     (tmp_path / f"{file_stem(MESSAGE.id)}.json").write_text('{"id": ')
     with pytest.raises(ExecutorError, match="it is unknown whether hand-off"):
-        FileLedger(tmp_path).get(MESSAGE.id)
+        Ledger(tmp_path).get(MESSAGE.id)
 
 
 def test_it_does_not_grow_without_end(tmp_path: Path) -> None:
     for number in range(8):
-        FileLedger(tmp_path, limit=5).record(Message(id=f"e/{number}/0123abcd", text="x"), HandOffState.PREPARED)
+        Ledger(tmp_path, limit=5).record(Message(id=f"e/{number}/0123abcd", text="x"), HandOffState.PREPARED)
     assert len(list(tmp_path.iterdir())) == 5

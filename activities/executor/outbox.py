@@ -1,4 +1,4 @@
-"""Outbox in a SQLite file in the project's state folder."""
+"""Outbox in a SQLite file in the state folder of a project."""
 
 import json
 import os
@@ -60,13 +60,13 @@ _SELECT = """
 """
 
 
-def open_sqlite_outbox(workspace: Path) -> "SqliteOutbox":
+def open_outbox(workspace: Path) -> "Outbox":
     """Return the outbox of the project in `workspace`."""
-    return SqliteOutbox(state_folder(workspace) / "outbox.db")
+    return Outbox(state_folder(workspace) / "outbox.db")
 
 
-class SqliteOutbox:
-    """Stores deliveries in one file. Each call uses its own connection and is durable when it returns.
+class Outbox:
+    """Durable record of deliveries on the executor's host, in one file. Each call uses its own connection and is durable when it returns.
 
     Safe for use by several threads and processes on one host. Times are seconds since 1970.
     """
@@ -75,6 +75,7 @@ class SqliteOutbox:
         self._path = path
 
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
+        """Queue a delivery. Idempotent by key: the first order is kept."""
         with self._transaction() as connection:
             connection.execute(
                 # A retried `hand_off` may render another order; the first one may already be at work.
@@ -84,11 +85,17 @@ class SqliteOutbox:
             )
 
     def get(self, key: str) -> OutboxEntry | None:
+        """Return the outbox entry of a delivery, or None if the delivery was never queued."""
         with self._transaction() as connection:
             row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
         return None if row is None else _read_row(row)
 
     def claim(self, key: str, base_tree: str) -> None:
+        """Durably record that the delivery starts, and the tree from which it starts. Call this before acting.
+
+        Raises:
+            DeliveryError: the key was never queued or has already been reported.
+        """
         with self._transaction() as connection:
             # In one transaction with the claim, so that no report can come in between.
             if _existing(connection, key).state is DeliveryState.REPORTED:
@@ -100,6 +107,7 @@ class SqliteOutbox:
             )
 
     def break_off(self, key: str, reason: str) -> None:
+        """Record durably why the last attempt that claimed a delivery ends without a report."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",
@@ -107,6 +115,11 @@ class SqliteOutbox:
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
+        """Record the report of a delivery durably. Reporting an equal report again has no effect.
+
+        Raises:
+            DeliveryError: the key was never queued, or has a different report.
+        """
         with self._transaction() as connection:
             earlier = _existing(connection, key).report
             # A retry after a lost response reports the same again.
@@ -123,6 +136,7 @@ class SqliteOutbox:
             )
 
     def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
+        """Return an episode's deliveries in the order in which they were queued."""
         with self._transaction() as connection:
             rows = connection.execute(f"{_SELECT} WHERE episode_id = ? ORDER BY number", (episode_id,)).fetchall()
         return tuple(_read_row(row) for row in rows)
