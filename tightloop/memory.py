@@ -402,20 +402,12 @@ def unit(values: Sequence[float]) -> "array[float]":
 class Embedder(Protocol):
     """Maps texts to vectors whose cosine measures similarity."""
 
-    @property
-    def name(self) -> str:
-        """Model name, which is stored with each vector. Vectors from different models are never compared."""
-        ...
-
-    @property
-    def dimension(self) -> int:
-        """Vector length."""
-        ...
-
-    @property
-    def profile(self) -> Profile:
-        """Similarity thresholds for this embedder."""
-        ...
+    name: str
+    """Model name, which is stored with each vector. Vectors from different models are never compared."""
+    dimension: int
+    """Vector length."""
+    profile: Profile
+    """Similarity thresholds for this embedder."""
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
         """Return a float32 unit vector for each text. This call blocks.

@@ -66,9 +66,10 @@ def open_outbox(workspace: Path) -> "Outbox":
 
 
 class Outbox:
-    """Durable record of deliveries on the executor's host, in one file. Each call uses its own connection and is durable when it returns.
+    """Durable record of deliveries on the executor's host, in one file.
 
-    Safe for use by several threads and processes on one host. Times are seconds since 1970.
+    Each call uses its own connection and is durable when it returns. Safe for use by several threads and processes
+    on one host. Times are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:

@@ -28,7 +28,6 @@ from activities.proof.port import (
     ReviewAnswer,
     ReviewRequest,
     ReviewResult,
-    ScenarioStore,
 )
 from activities.proof.proving import prove_tree, store_proof, subject_of
 from activities.proof.runs import FirstRuns, Runs
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from activities.proof.reviewer import Reviewers
     from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree, Workspaces
+    from tightloop.client.scenarios import ScenarioStore
 
 
 REASON_CHARACTERS = 400
@@ -73,7 +73,7 @@ class ProofActivities:
         runner: "CheckRunner",
         bench: "LocalCheckouts",
         differ: "Differ",
-        scenarios: ScenarioStore,
+        scenarios: "ScenarioStore",
         *,
         twice_limit_s: float = 0.0,
     ) -> None:

@@ -98,18 +98,6 @@ class ScenarioSource(Protocol):
         ...
 
 
-class ScenarioStore(ScenarioSource, Protocol):
-    """Hidden scenarios on this host, including drafted ones."""
-
-    def store(self, bundle: ScenarioBundle) -> HiddenScenarios:
-        """Store scenarios encrypted and return the commitment. Idempotent for equal bundles."""
-        ...
-
-    def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
-        """Store the last line that each failing drafted scenario printed, encrypted, by number starting at 0."""
-        ...
-
-
 class ObservedCheck(NamedTuple):
     """A check with its observers."""
 

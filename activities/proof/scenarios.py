@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from activities.checks.activity import CommandResult
 from activities.proof import untracked
-from activities.proof.port import Files, LockedTrees, ScenarioSource, ScenarioStore, UntrackedChanges
+from activities.proof.port import Files, LockedTrees, ScenarioSource, UntrackedChanges
 from activities.proof.runs import Runs
 from tightloop.episode.check import CheckStatus, ProofRule
 from tightloop.episode.proof import CheckRun, ProofRun, TestsFrom
@@ -31,6 +31,9 @@ from tightloop.errors import WorkspaceError
 from tightloop.host.access import write_over
 from tightloop.run.core import Work
 from tightloop.value import shorten
+
+if TYPE_CHECKING:
+    from tightloop.client.scenarios import ScenarioStore
 
 _ODD = frozenset({ProofRule.NO_REPORT, ProofRule.ENDED_EARLY})
 
@@ -81,7 +84,7 @@ def result_of(
     )
 
 
-def choose_drafts(use: Runs, source: ScenarioStore, drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
+def choose_drafts(use: Runs, source: "ScenarioStore", drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
     """Run drafted scenarios on the initial tree, and commit to the scenarios that count.
 
     A draft counts if its command exits with 0 and its output differs from the expected one. A draft that describes
@@ -105,7 +108,7 @@ def choose_drafts(use: Runs, source: ScenarioStore, drafts: HiddenScenarios, tre
 
 def add_drafts(
     use: Runs,
-    source: ScenarioStore,
+    source: "ScenarioStore",
     drafts: HiddenScenarios,
     beginning: InitialState,
     delivered: str,

@@ -185,7 +185,7 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Leave the message for the `stop` hook of a conversation in the same episode, which takes it when its turn ends."""
+        """Leave the message for a conversation in the same episode. Its `stop` hook takes it when the turn ends."""
         for files in self._active_conversations():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
