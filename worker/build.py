@@ -27,17 +27,16 @@ from activities.executor.outbox import open_outbox
 from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
-from activities.planner.check_writer import check_writers
 from activities.planner.planners import ProjectRuff, planners
 from activities.planner.reflection import ReflectionActivities
 from activities.planner.reflectors import reflectors
-from activities.planner.scenario_writer import ScenarioWriter, scenario_writers
+from activities.planner.writers import ScenarioWriter, check_writers, scenario_writers
 from activities.proof.activity import ProofActivities, ReviewActivities
 from activities.proof.reviewer import reviewers
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
+from activities.safety.code import judges
 from activities.safety.gate import AlignmentChecker
-from activities.safety.openai import judges
 from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities

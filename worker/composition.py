@@ -27,8 +27,7 @@ from activities.coder.turns import TurnTaker
 from activities.executor.choose import ExecutorDependencies, ExecutorRegistry, executors
 from activities.executor.port import Executors, Outboxes
 from activities.loop.inspection import InspectionActivities
-from activities.loop.packet import last_commits, open_packets
-from activities.loop.project import ProjectRunner, grown_plan
+from activities.loop.project import ProjectRunner, grown_plan, last_commits, open_packets
 from activities.loop.tasks import TaskPlanners
 from activities.memory.embedders import choose_embedder
 from activities.memory.port import BestEffortMemories, Memories, TextMemory, no_memories
@@ -47,9 +46,8 @@ from activities.plan.runners.model import ModelRunner, PlanModel
 from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
-from activities.planner.check_writer import CheckWriters
 from activities.planner.reflection import Reflectors
-from activities.planner.scenario_writer import ScenarioWriters
+from activities.planner.writers import CheckWriters, ScenarioWriters
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.reviewer import Reviewers
 from activities.remote.activity import Copies

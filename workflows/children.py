@@ -20,7 +20,7 @@ from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeOutcome, EpisodeResult
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanOutcome, PlanResult
-from tightloop.run.routing import CODER_WORKFLOW_TYPE, TASK_TIMEOUT, Urgency, fairness_key, project_of
+from tightloop.run.core import CODER_WORKFLOW_TYPE, TASK_TIMEOUT, Urgency, fairness_key, project_of
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub

@@ -37,9 +37,8 @@ from tightloop.coder.model import (
     details_markdown,
 )
 from tightloop.executor.model import ExecutorStatus, total
-from tightloop.run.core import TimelineLine
+from tightloop.run.core import Queues, TimelineLine
 from tightloop.run.question import Question
-from tightloop.run.routing import Queues
 from tightloop.value import ArtifactRef
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner, Routing
 from workflows.run.kernel import ContinueAsNew, check_seal, refusals

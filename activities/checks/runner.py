@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 
 from activities.checks.activity import CheckView, CommandResult
 from activities.process import GRACE_S, Callbacks, Reason, search_path
-from activities.sandbox.bounds import FLOOD
+from activities.sandbox.control_group import FLOOD
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, SandboxSpec, build_spec
 from activities.sandbox.visible import project_python
 from tightloop.checks.commands import folder_of
@@ -17,7 +17,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.exit_status import check_argv
 from tightloop.host.worktree import MOUNTING, mounted_environments, path_inside
 from tightloop.settings import SandboxSettings
-from tightloop.value.recent import LruCache
+from tightloop.value import LruCache
 
 # POSIX shell: exit status if the command is not found.
 NOT_FOUND = 127

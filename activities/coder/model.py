@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from activities.coder.port import Message, ToolSpec
 from activities.coder.turns import tool_as_dict
+from activities.model.asking import redact_text
 from activities.model.client import (
     FirstAvailable,
     ModelService,
@@ -20,7 +21,6 @@ from activities.model.client import (
     read_usage,
 )
 from activities.model.observed import ModelAnswer, ProposedCall
-from activities.model.prompt import redact_text
 from tightloop.coder.model import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.model import Usage

@@ -45,7 +45,7 @@ from tightloop.executor.asking import (
     impossible_question,
     read_ending,
 )
-from tightloop.executor.failure import failed_at_once, refine_failure
+from tightloop.executor.limit import failed_at_once, refine_failure
 from tightloop.executor.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,

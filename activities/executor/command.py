@@ -33,7 +33,7 @@ from activities.sandbox.port import (
 )
 from activities.sandbox.visible import command_access, in_system
 from tightloop.errors import ExecutorError, SettingsError
-from tightloop.executor.failure import limited_outcome
+from tightloop.executor.limit import limited_outcome
 from tightloop.executor.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.options import CommandOptions

@@ -29,7 +29,7 @@ from tightloop.value import Value, clip
 
 if TYPE_CHECKING:
     from activities.checks.runner import CheckRunner
-    from activities.loop.packet import Packets
+    from activities.loop.project import Packets
     from activities.proof.checkouts import LocalCheckouts
     from activities.workspace.differ import Differ
     from activities.workspace.working_tree import WorkingTree, Workspaces

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field
 
-from activities.model.asking import PromptedAsker, UnusableAnswerError
+from activities.model.asking import WITHHELD, PromptedAsker, UnusableAnswerError
 from activities.model.client import ModelService
-from activities.model.prompt import WITHHELD
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
 from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask, Packet

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from activities.model.asking import Asker, Question, UnusableAnswerError
+from activities.model.asking import WITHHELD, Asker, Prompts, Question, UnusableAnswerError
 from activities.model.client import AnswerSchema, ModelService
-from activities.model.prompt import WITHHELD, Prompts
 from activities.plan.port import WrittenPlan
 from activities.plan.requests import PlanScope, RevisePlanRequest
 from activities.plan.runners.model import strict

@@ -40,8 +40,7 @@ from tightloop.wording import span
 
 if TYPE_CHECKING:
     # Workflows import this module, but must not import the client of a model.
-    from activities.planner.check_writer import CheckWriters
-    from activities.planner.scenario_writer import ScenarioWriters
+    from activities.planner.writers import CheckWriters, ScenarioWriters
 
 
 class Planner(Protocol):

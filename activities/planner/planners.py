@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from activities.model.asking import LOWERED, PromptedAsker, UnusableAnswerError
+from activities.model.asking import LOWERED, PromptedAsker, UnusableAnswerError, apply_privacy
 from activities.model.client import ModelService
-from activities.model.prompt import apply_privacy
 from activities.planner.activity import Planners
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, build_spec

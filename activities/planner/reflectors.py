@@ -7,17 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from activities.model.asking import Exchange, PromptedAsker, UnusableAnswerError
+from activities.model.asking import Exchange, PromptedAsker, UnusableAnswerError, apply_privacy
 from activities.model.client import ModelService
-from activities.model.prompt import apply_privacy
 from activities.planner.reflection import Reflectors
 from tightloop.episode.check import CheckReport, CheckStatus
 from tightloop.episode.fixes import last_error
 from tightloop.episode.planning import ReflectCause, ReflectionBriefing, ReflectorAnswer
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.executor.message import Reflection, problems_of
+from tightloop.executor.message import Reflection, parse_items, problems_of
 from tightloop.executor.model import Usage
-from tightloop.executor.template import parse_items
 from tightloop.value import Value, shorten
 
 ACTIONS_LIMIT = 10

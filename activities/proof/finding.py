@@ -19,10 +19,9 @@ from activities.checks.activity import CheckView
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees
 from activities.proof.runs import FirstRun, Runs
-from tightloop.checks.choice import TriedCheck, is_decisive, unusable
+from tightloop.checks.choice import TriedCheck, find_reaching_tests, finds_no_tests, is_decisive, unusable
 from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read, is_within
-from tightloop.checks.subject import find_reaching_tests, finds_no_tests
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, failed_tests
 from tightloop.episode.exit_status import masked_problem

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.proof.difference import Difference
 from activities.proof.port import LockedTrees, ProveResult, UntrackedChanges
-from activities.proof.runs import Runs
-from activities.proof.variants import Variants
+from activities.proof.runs import Runs, Variants
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.model import EpisodeRequest

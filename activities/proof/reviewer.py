@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from activities.model.asking import PromptedAsker, UnusableAnswerError
 from activities.model.client import ModelService
-from activities.planner.check_writer import with_files
+from activities.planner.writers import with_files
 from activities.proof.port import ReviewAnswer
 from tightloop.episode.planning import Briefing
 from tightloop.episode.proof import Review

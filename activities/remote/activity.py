@@ -26,8 +26,7 @@ from tightloop.episode.checkpoint import (
 )
 from tightloop.episode.model import CheckpointFile
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, FencedError, SettingsError, WorkspaceError
-from tightloop.value import ArtifactRef, Value
-from tightloop.value.recent import LruCache
+from tightloop.value import ArtifactRef, LruCache, Value
 
 if TYPE_CHECKING:
     from activities.workspace.store.writer import PackedTrees

@@ -1,5 +1,6 @@
-"""Review of changed code."""
+"""Review of changed code, and the model-based judge."""
 
+import asyncio
 import hashlib
 import io
 import logging
@@ -11,10 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from importlib.metadata import packages_distributions
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+from activities.model.asking import LOWERED, PromptedAsker, UnusableAnswerError
+from activities.model.client import ModelService
+from activities.safety.gate import JudgeAnswer, JudgeBriefing, Judges
+from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.asking import permission_question
-from tightloop.executor.model import Grant
+from tightloop.executor.model import Grant, Usage
 from tightloop.run.question import Question
 from tightloop.safety.change.reading import (
     GENERATED,
@@ -29,12 +35,13 @@ from tightloop.safety.code.dependencies import (
     own_modules,
     own_name,
     requirements_in,
+    review_code,
     review_dependencies,
     review_scripts,
 )
 from tightloop.safety.code.names import CODE_CHARACTERS, is_python
-from tightloop.safety.code.review import review_code
 from tightloop.safety.code.rules import CodeFile, CodeReview, CodeRules, Layer, ProjectFacts, default_rules
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.safety.rubric import (
     Finding,
     Rubric,
@@ -46,7 +53,8 @@ from tightloop.safety.rubric import (
     strictest,
     unanswered_findings,
 )
-from tightloop.value.recent import LruCache
+from tightloop.value import LruCache, Value, shorten
+from tightloop.value.scrub import scrub
 
 CACHED = 64
 """Number of texts whose issues are cached. The same files are scanned repeatedly while one of them is being edited."""
@@ -324,3 +332,87 @@ def _text(content: bytes) -> str:
 def _list_distributions() -> dict[str, tuple[str, ...]]:
     """Return the worker's own distributions by module. The project's environment uses the same module names."""
     return {module: tuple(names) for module, names in packages_distributions().items()}
+
+
+PROMPTS = Path(__file__).parent / "prompts"
+LONGEST_S = 120.0
+"""Time limit for all attempts together. The response only saves a person a question, so a long wait is not worth it."""
+
+
+class _Judged(Value):
+    finding: int
+    verdict: Annotated[Verdict, LOWERED]
+    rationale: str
+
+
+class _Answer(Value):
+    """The model's response; its schema is `prompts/answer.json`."""
+
+    verdicts: list[_Judged]
+
+
+class OpenAIJudge:
+    """Asks a model for a verdict on each finding."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "alignment")
+
+    async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
+        """Ask the model for one verdict per finding. Without a usable response, all are `ASK` and `note` says why."""
+        visible_briefing = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                exchange = await self._asker.ask(
+                    "judge.md",
+                    visible_briefing,
+                    briefing.prompt_privacy,
+                    lambda value: _read(value, len(briefing.findings)),
+                )
+        except TimeoutError:
+            return self._make_undecided_answer(briefing, f"no verdict within {LONGEST_S:g} s", usage=Usage())
+        except PlannerUnavailableError as error:
+            # The call may have been charged: usage is unknown, not zero.
+            return self._make_undecided_answer(briefing, error.message, usage=Usage())
+        except PlannerError as error:
+            return self._make_undecided_answer(briefing, error.message)
+        if exchange.value is None:
+            return self._make_undecided_answer(
+                briefing, exchange.failure, usage=exchange.usage, transcript=exchange.transcript
+            )
+        return JudgeAnswer(
+            verdicts=tuple(judged.verdict for judged in exchange.value),
+            rationales=tuple(shorten(judged.rationale, 400) for judged in exchange.value),
+            model=exchange.model,
+            prompt_sha256=self._asker.sha256,
+            usage=exchange.usage,
+            transcript=exchange.transcript,
+        )
+
+    def _make_undecided_answer(
+        self, briefing: JudgeBriefing, note: str, *, usage: Usage | None = None, transcript: bytes = b""
+    ) -> JudgeAnswer:
+        return JudgeAnswer(
+            verdicts=tuple(Verdict.ASK for _ in briefing.findings),
+            rationales=tuple(shorten(note, 400) for _ in briefing.findings),
+            note=shorten(note, 500),
+            prompt_sha256=self._asker.sha256,
+            usage=usage,
+            transcript=transcript,
+        )
+
+
+def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
+    judged = {item.finding: item for item in _Answer.model_validate(value).verdicts}
+    missing = [str(number) for number in range(1, count + 1) if number not in judged]
+    # A verdict on an unknown finding means that the model numbered them differently: none can be trusted.
+    if missing or len(judged) != count:
+        raise UnusableAnswerError(f"`verdicts` must contain exactly one entry for each finding from 1 to {count}")
+    if any(not item.rationale.strip() for item in judged.values()):
+        raise UnusableAnswerError("each verdict needs a rationale")
+    return tuple(judged[number] for number in range(1, count + 1))
+
+
+def judges(service: ModelService, *, enabled: bool = True) -> Judges:
+    """Return the factory of judges. A model judges if a model plans. Otherwise, a person is asked."""
+    by_model = cache(lambda: OpenAIJudge(service))
+    return lambda planner: by_model() if enabled and service.plans(planner) else None

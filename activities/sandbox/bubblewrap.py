@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import (
+from activities.sandbox.control_group import (
     UNSANDBOXED_LIMITS,
     refuse_untrusted_program,
     request_of,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
-from activities.sandbox.bounds import UNSANDBOXED_LIMITS, request_of, run_with_limits
 from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
+from activities.sandbox.control_group import UNSANDBOXED_LIMITS, request_of, run_with_limits
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import (
     AgentSandbox,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessResult, Reason, run_process
-from activities.sandbox.bounds import OPEN_FILES, request_of, require_program, result_of
-from activities.sandbox.control_group import ResourceUsage
+from activities.sandbox.control_group import OPEN_FILES, ResourceUsage, request_of, require_program, result_of
 from activities.sandbox.port import (
     GIT_INSIDE,
     GIT_SETTINGS,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import UNSANDBOXED_LIMITS, refuse_untrusted_program, request_of, run_with_limits
+from activities.sandbox.control_group import UNSANDBOXED_LIMITS, refuse_untrusted_program, request_of, run_with_limits
 from activities.sandbox.port import Enforcement, Limit, SandboxPermissions, SandboxResult, SandboxSpec
 from activities.sandbox.proxy import EgressProxy, open_loopback_proxy
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocate

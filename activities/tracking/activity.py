@@ -23,8 +23,7 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
-from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
-from tightloop.episode.progress.work import find_new_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, find_new_work, similarity
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import diff_command

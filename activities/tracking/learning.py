@@ -22,7 +22,7 @@ from tightloop.episode.planning import (
     seen_failures,
     turned_green,
 )
-from tightloop.episode.progress.work import is_test
+from tightloop.episode.progress.tracking import is_test
 from tightloop.executor.message import PlanMessage
 from tightloop.ledger.model import TrailEvent
 from tightloop.memory import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern

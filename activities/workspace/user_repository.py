@@ -16,7 +16,7 @@ from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
 from activities.workspace.store.walk import Coverage, Signature, Walk, signature_of
 from tightloop.errors import NotARepositoryError, WorkspaceError
 from tightloop.host.worktree import read_worktree
-from tightloop.value.recent import LruCache
+from tightloop.value import LruCache
 
 INDEX_BYTES = 512 * 1024 * 1024
 CONFIG_BYTES = 1_000_000

@@ -30,8 +30,8 @@ from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowFilter, WorkflowLine, WorkflowPage
 from tightloop.loop.model import LoopStatus
 from tightloop.operations import BY_NAME, KEYED, Operation, possible
+from tightloop.run.core import Queues
 from tightloop.run.question import Question
-from tightloop.run.routing import Queues
 from tightloop.safety.seal import Person, Role, is_id, role_for
 from tightloop.settings import Settings
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from gateway.access.scope import EPISODES, PLANS, WorkflowRef, check_workspace, refused_by_state, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, HiddenScenarios, IdTakenError
-from tightloop.client.changes import TreeChange, read_number
+from tightloop.client.store import TreeChange, read_number
 from tightloop.database.access import KeyInUseError, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.episode.progress.classification import class_of_ratio

@@ -25,9 +25,8 @@ from gateway.access.site import RefusedError, body_of
 from gateway.web import acting, pages
 from gateway.web.acting import is_confirmed
 from gateway.web.code import Row
-from gateway.web.look import Screen, SharedContent, View
 from gateway.web.metrics import metrics
-from gateway.web.pages import PageCache
+from gateway.web.pages import PageCache, Screen, SharedContent, View
 from tightloop.errors import TightloopError
 from tightloop.run.core import RunStatus
 from tightloop.safety.seal import Role

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from starlette.requests import Request
 
-from gateway.web.look import Screen, View
+from gateway.web.pages import Screen, View
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.metrics import MEANINGS, Division, Figure, MetricsFilter, Period, Rate, Unit, read_range
 from tightloop.ledger.model import amount

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,12 +15,11 @@ from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from gateway.access.scope import Scope
 from gateway.web.code import read_files
 from gateway.web.graph import lay_out
-from gateway.web.look import Screen, View
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
-from tightloop.client.changes import TreeChange, checkpoint_file, read_number
-from tightloop.client.store import Store
+from tightloop.client.store import Store, TreeChange, checkpoint_file, read_number
 from tightloop.database.ledger import Ledger
 from tightloop.episode.check import CheckReport
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -32,10 +33,69 @@ from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.run.core import RunStatus
-from tightloop.safety.seal import Role, role_for
+from tightloop.safety.seal import Person, Role, role_for
 from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 from tightloop.wording import number_text, status_label, steps_done
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A template and its content."""
+
+    template: str
+    content: dict[str, Any]
+    section: str = ""
+    """Path of the active navigation entry."""
+    live: str = ""
+    """Ids of workflows and projects whose events refresh the page. `*` means all."""
+
+
+class SharedContent:
+    """Ledger content that is shown on every page. People who see the same projects share it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Read from a ledger that is limited to the visible projects."""
+        self._ledger = ledger
+
+    @cached_property
+    def inbox(self) -> tuple[InboxItem, ...]:
+        """Open questions, oldest first."""
+        return self._ledger.inbox()
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Display names of projects, by id."""
+        return self._ledger.names()
+
+
+@dataclass(frozen=True)
+class View:
+    """A person's view of the ledger, created for each request."""
+
+    ledger: Ledger
+    person: Person
+    shared: SharedContent
+
+    @classmethod
+    def of(cls, scope: Scope) -> "View":
+        """Create the view that shows the ledger within a person's scope."""
+        ledger = scope.ledger
+        return cls(ledger, scope.person, SharedContent(ledger))
+
+    @property
+    def inbox(self) -> tuple[InboxItem, ...]:
+        """Open questions, oldest first."""
+        return self.shared.inbox
+
+    def may(self, role: Role) -> bool:
+        """Return whether the person has a role or a higher role that includes it."""
+        return self.person.role.includes(role)
+
+    def name_of(self, project: str) -> str:
+        """Return a project's display name."""
+        return self.shared.names.get(project, project)
+
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 

@@ -27,13 +27,14 @@ from tightloop.executor.message import (
     PlanMessage,
     PlannedStep,
     PlanRequestMessage,
+    parse_alignment,
     parse_plan,
     parse_plan_request,
+    parse_reflection,
     render_plan,
     render_plan_request,
 )
 from tightloop.executor.model import WorkOrder
-from tightloop.executor.template import parse_alignment, parse_reflection
 from tightloop.plan.commands import judge_command, judge_url
 from tightloop.plan.document import Policy
 from tightloop.plan.expression import parse_expression

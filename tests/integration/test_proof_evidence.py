@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.proof.opened import OpenedFiles
+from activities.proof.checkouts import OpenedFiles
 from tests.data.proof import NODE, Work
 from tests.data.proof.loading import HIDDEN, PLAIN
 from tests.support.proving import has_node, make_environment, prove

@@ -24,7 +24,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import Settings
 
 READY_SECONDS = 60

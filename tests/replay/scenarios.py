@@ -54,8 +54,8 @@ from tightloop.episode.model import EpisodePhase, EpisodeRequest
 from tightloop.host.identity import home_queue
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.plan.child import child_id
+from tightloop.run.core import Queues
 from tightloop.run.question import QuestionKind
-from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 from worker.composition import coder_executor

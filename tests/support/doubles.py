@@ -6,7 +6,7 @@ from pathlib import Path
 from activities.executor.port import Availability, Control, Executor
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.executor.asking import permission_question
-from tightloop.executor.failure import limited_outcome
+from tightloop.executor.limit import limited_outcome
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import (
     ExecutorOutcome,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import CheckRunner
 from activities.model.client import ModelService
-from activities.planner.scenario_writer import ScenarioWriter
+from activities.planner.writers import ScenarioWriter
 from activities.proof import untracked
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.port import LockedTrees

@@ -5,9 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.run.core import RunInput
+from tightloop.run.core import Queues, RunInput
 from tightloop.run.question import Answers
-from tightloop.run.routing import Queues
 from workflows.run.kernel import Meter, Run
 
 

@@ -21,10 +21,9 @@ from tightloop.client import Check, EpisodeRequest, EpisodeResult, ExecutorChoic
 from tightloop.client.setup import connect_and_set_up
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
-from tightloop.executor.message import PlanRequestMessage, parse_plan, render_plan_request
-from tightloop.executor.template import Alignment, Reflection
+from tightloop.executor.message import Alignment, PlanRequestMessage, Reflection, parse_plan, render_plan_request
+from tightloop.run.core import Queues
 from tightloop.run.question import QuestionKind
-from tightloop.run.routing import Queues
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),

@@ -34,7 +34,7 @@ from tightloop.episode.checkpoint import host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import FencedError, InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import RemoteSettings
 
 EPISODES = part(2, of=10)

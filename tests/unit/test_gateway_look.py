@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from rich.console import Console
 
-from tightloop.cli.gateway import Document, gateway_here, plain_names
+from tightloop.cli.now import Document, gateway_here, plain_names
 from tightloop.cli.views import drift_lines, status_panel, todo_lines
 from tightloop.episode.budget import Spent
 from tightloop.episode.decisions import make_question

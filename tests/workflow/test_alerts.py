@@ -26,8 +26,8 @@ from tightloop.client import TightloopClient
 from tightloop.database.ledger import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.run.core import Queues
 from tightloop.run.question import QuestionKind
-from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
 from workflows.run.kernel import LAST_ALERT_TIMEOUT

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from activities.model.client import ModelService
-from activities.planner.check_writer import check_writers
 from activities.planner.planners import OpenAIPlanner
+from activities.planner.writers import check_writers
 from tests.support.doubles import ScriptedPlanner, claims_done, planned
 from tests.support.episodes import APPEND, Working, asked, scripted
 from tests.support.gateway import gateway

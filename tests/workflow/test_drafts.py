@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from activities.model.client import ModelService
-from activities.planner.scenario_writer import scenario_writers
+from activities.planner.writers import scenario_writers
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, asked, scripted
 from tests.support.model_server import Asked, ModelServer, Reply, fails, says

@@ -19,7 +19,7 @@ from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
 from tightloop.client.staffing import backlog_of
 from tightloop.episode.model import EpisodeRequest
-from tightloop.run.routing import Queues, Urgency, fairness_key
+from tightloop.run.core import Queues, Urgency, fairness_key
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 from tightloop.value import Value

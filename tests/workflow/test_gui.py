@@ -19,7 +19,7 @@ from tests.support.episodes import BoundedClient, Working, eventually
 from tests.support.gui.agent import Agent
 from tests.support.gui.fake import leading_marker
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 

@@ -21,8 +21,8 @@ from tightloop.database.ledger import open_ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.executor.asking import LIMIT
 from tightloop.host import state_folder
+from tightloop.run.core import Queues
 from tightloop.run.question import Question, QuestionKind
-from tightloop.run.routing import Queues
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 

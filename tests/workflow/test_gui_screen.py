@@ -23,7 +23,7 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import BoundedClient, Git
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import Settings, WindowSettings
 from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 from worker.connect import connect

@@ -28,7 +28,7 @@ from tightloop.episode.checkpoint import CopiesHead
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host.identity import home_queue
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import RemoteSettings, Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from activities.model.client import ModelService
-from activities.planner.scenario_writer import scenario_writers
+from activities.planner.writers import scenario_writers
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import gateway

@@ -21,7 +21,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.host.identity import home_queue
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.settings import Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect

@@ -18,8 +18,7 @@ from tightloop.cli.parameters import AsJson, Id, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import as_plain_values, plain, print_note, show, show_either
 from tightloop.client import CLOSED_STATUSES, Kind, RunStatus, Summary, TightloopClient
-from tightloop.client.changes import result_patch
-from tightloop.client.store import Store
+from tightloop.client.store import Store, result_patch
 from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
 from tightloop.plan.document import PlanArchive
 from tightloop.plan.request import PlanResult

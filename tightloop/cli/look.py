@@ -19,8 +19,7 @@ from tightloop.cli.views import (
     timeline_table,
 )
 from tightloop.client import Event, Kind, RunStatus, Summary, TightloopClient
-from tightloop.client.changes import TreeChange, plan_change, read_number
-from tightloop.client.store import Store
+from tightloop.client.store import Store, TreeChange, plan_change, read_number
 from tightloop.episode.check import CheckReport, find_checks
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import reset_command

@@ -6,8 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.terminal import apply_colour, plain, table
-from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
+from tightloop.loop.projection import counts_of
 from tightloop.run.outcome import headline
 from tightloop.value import shorten
 from tightloop.wording import moment_text, unattended_text

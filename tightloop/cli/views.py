@@ -33,7 +33,7 @@ from tightloop.wording import (
 )
 
 if TYPE_CHECKING:
-    from tightloop.cli.gateway import Document
+    from tightloop.cli.now import Document
     from tightloop.client import EpisodeStatus, Event, PlanStatus, Question, RunStatus, Summary
     from tightloop.episode.check import FailedCheck
     from tightloop.episode.checkpoint import CheckpointRecord

@@ -28,9 +28,8 @@ from tightloop.errors import (
     TightloopError,
     WrongStateError,
 )
-from tightloop.run.core import RunResult, RunStatus
+from tightloop.run.core import Queues, RunResult, RunStatus
 from tightloop.run.question import Option, Question, QuestionKind
-from tightloop.run.routing import Queues
 
 if TYPE_CHECKING:
     from tightloop.episode.budget import Budget, Spent, TopUp

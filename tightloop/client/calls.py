@@ -53,7 +53,7 @@ from tightloop.errors import (
     WorkspaceBusyError,
     WrongStateError,
 )
-from tightloop.run.routing import CODER_WORKFLOW_TYPE, TASK_TIMEOUT
+from tightloop.run.core import CODER_WORKFLOW_TYPE, TASK_TIMEOUT
 from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 

@@ -23,7 +23,7 @@ from tightloop.client.viewer import Viewer
 from tightloop.errors import ServiceUnavailableError, WrongStateError
 from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
-from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
+from tightloop.run.core import EPISODE_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
 from tightloop.value.arguments import Hint, checks_arguments
 
 if TYPE_CHECKING:

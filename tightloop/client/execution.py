@@ -18,8 +18,15 @@ from temporalio.exceptions import ApplicationError
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
 from tightloop.errors import SettingsError
-from tightloop.run.core import PROBLEM_CHARACTERS, REFUSED, Work, wait_for_worker
-from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
+from tightloop.run.core import (
+    EPISODE_WORKFLOW_TYPE,
+    LOOP_WORKFLOW_TYPE,
+    PLAN_WORKFLOW_TYPE,
+    PROBLEM_CHARACTERS,
+    REFUSED,
+    Work,
+    wait_for_worker,
+)
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import CLOSED_STATUSES as CLOSED_STATUSES

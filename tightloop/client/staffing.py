@@ -16,7 +16,7 @@ from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.workers import Poller, alive, read_heartbeats, read_workers
 from tightloop.errors import TightloopError
-from tightloop.run.routing import Queues, Urgency
+from tightloop.run.core import Queues, Urgency
 from tightloop.value import Value, format_count
 from tightloop.wording import span
 

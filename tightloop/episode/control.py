@@ -14,9 +14,8 @@ from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.run.commands import Remark, read_amounts, read_argument, read_text
-from tightloop.run.core import RunCore, RunInput, Work
+from tightloop.run.core import EPISODE_WORKFLOW_TYPE, RunCore, RunInput, Work
 from tightloop.run.question import Answer, Question, QuestionKind
-from tightloop.run.routing import EPISODE_WORKFLOW_TYPE
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Document, clip, shorten
 from tightloop.wording import budget_line, status_label

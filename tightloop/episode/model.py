@@ -16,8 +16,7 @@ from tightloop.episode.scenarios import DRAFTS_LIMIT, HiddenScenarios
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.run.core import Evidence, ResultMode, RunResult, RunStatus, Work, choose_result_mode
-from tightloop.run.routing import Queues, project_of
+from tightloop.run.core import Evidence, Queues, ResultMode, RunResult, RunStatus, Work, choose_result_mode, project_of
 from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding

@@ -17,9 +17,8 @@ from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.options import choice_problem
-from tightloop.run.core import ResultMode, RunInput, RunResult, RunStatus
+from tightloop.run.core import LOOP_WORKFLOW_TYPE, Queues, ResultMode, RunInput, RunResult, RunStatus
 from tightloop.run.question import ChildWait, Option, Question, QuestionKind
-from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 

@@ -10,9 +10,8 @@ from tightloop.plan.child import Belief, StepFailure, StepResult, StepStatus
 from tightloop.plan.document import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
-from tightloop.run.core import Evidence, RunInput
+from tightloop.run.core import PLAN_WORKFLOW_TYPE, Evidence, RunInput
 from tightloop.run.question import Answer
-from tightloop.run.routing import PLAN_WORKFLOW_TYPE
 from tightloop.safety.approval import Approval
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import ArtifactRef, Value

@@ -14,9 +14,8 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.executor.options import choice_problem
 from tightloop.plan.child import Belief, StepFailure, StepStatus
-from tightloop.run.core import ResultMode, RunResult, RunStatus
+from tightloop.run.core import Queues, ResultMode, RunResult, RunStatus
 from tightloop.run.question import ChildWait
-from tightloop.run.routing import Queues
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size
 

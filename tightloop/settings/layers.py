@@ -11,7 +11,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest
-from tightloop.run.routing import project_of
+from tightloop.run.core import project_of
 from tightloop.settings.execution import (
     AlignmentSettings,
     BudgetSettings,

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, WithJsonSchema, field_serializer, model_validator
 
 from tightloop.ledger.alert import AlertKind
-from tightloop.run.routing import ABSENCE_S, Queues, Weight
+from tightloop.run.core import ABSENCE_S, Queues, Weight
 from tightloop.safety.drift import PromptPrivacy, prompt_privacy_for
 from tightloop.value import Document
 

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import re
+import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -328,3 +330,36 @@ def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> It
             if isinstance(part, type) and issubclass(part, BaseModel):
                 for item in value if isinstance(value, list | tuple) else (value,):
                     yield from unknown_fields(part, item, f"{above}.{name}" if above else name)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """Thread-safe least-recently-used cache."""
+
+    def __init__(self, most: int) -> None:
+        self._max_size = most
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V | None:
+        """Return a cached value, or None."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Store a value, evicting the least recently used value if the cache is full."""
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self._max_size:
+                self._values.popitem(last=False)
+
+    def drop(self, key: K) -> None:
+        """Remove a value. A missing key is ignored."""
+        with self._lock:
+            self._values.pop(key, None)

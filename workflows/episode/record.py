@@ -15,10 +15,9 @@ from tightloop.episode.decisions import about_work
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
-from tightloop.run.core import Work
+from tightloop.run.core import Queues, Work
 from tightloop.run.outcome import label
 from tightloop.run.question import ABOUT_WORK, Answer, Question, QuestionKind
-from tightloop.run.routing import Queues
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
 from workflows.run.reporting import View, first_row

@@ -26,9 +26,9 @@ from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanPhase, PlanRequest
 from tightloop.plan.step import Capability
+from tightloop.run.core import Queues, project_of
 from tightloop.run.outcome import Facts, is_partial
 from tightloop.run.question import ChildWait, Question
-from tightloop.run.routing import Queues, project_of
 from tightloop.safety.approval import Approval
 from tightloop.value import ArtifactRef, abridge, format_count, shorten
 from tightloop.wording import span

@@ -20,11 +20,11 @@ from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
 from tightloop.run.core import choose_result_mode
 from tightloop.run.outcome import doubts, headline, qualify, with_announcements
 from tightloop.value import abridge
+from workflows.plan.commands import NAMES_SHOWN, Waiting
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
 from workflows.plan.recovery import Compensation
 from workflows.plan.reporting import PlanQuestions, PlanReporting
-from workflows.plan.waiting import NAMES_SHOWN, Waiting
 from workflows.run.activities import (
     CLOSE_TIMEOUT,
     HAND_OFF_TIMEOUT,

@@ -12,8 +12,7 @@ from activities.plan.activity import PlanActivities
 from activities.plan.requests import LoadPlanRequest, RevisedPlan
 from tightloop.errors import InvalidRequestError, WorkspaceBusyError
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
-from tightloop.loop import control
-from tightloop.loop.control import loop_details
+from tightloop.loop import projection
 from tightloop.loop.model import (
     CLOSED,
     CONFLICT,
@@ -36,7 +35,7 @@ from tightloop.loop.plan import (
     ProjectInput,
     ProjectNote,
 )
-from tightloop.loop.projection import event_name, explain_unverified, loop_status
+from tightloop.loop.projection import event_name, explain_unverified, loop_details, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.run.core import Evidence, TimelineLine, with_line
@@ -349,21 +348,21 @@ class ProjectCommands(PlanCommands):
         if self._context.core.cancel is not None:
             raise InvalidRequestError(f"{command}: the plan is being cancelled")
 
-    def dispatch(self, command: control.DispatchCommand) -> str:
+    def dispatch(self, command: projection.DispatchCommand) -> str:
         """Start the tasks."""
         context = self._context
-        parallel = control.resolve_parallel(command, context.asked.parallel)
+        parallel = projection.resolve_parallel(command, context.asked.parallel)
         context.dispatch(parallel)
         self._let_go_on(DISPATCH, command.by)
         return f"{format_count(len(context.tasks), 'task')} dispatched, {parallel} at a time"
 
-    def verify(self, command: control.VerifyCommand) -> str:
+    def verify(self, command: projection.VerifyCommand) -> str:
         """Run the gates."""
         self._context.verify()
         self._let_go_on(VERIFY, command.by)
         return "the gates are running"
 
-    def cancel_now(self, command: control.CancelCommand) -> str:
+    def cancel_now(self, command: projection.CancelCommand) -> str:
         """Stop the running steps and end the plan."""
         self._cancel(command.reason, command.by)
         return "the plan is being cancelled"
@@ -468,17 +467,17 @@ class ProjectWorkflow(GraphWorkflow):
         """The plan's state, as shown by the replay tool."""
         return f"the plan is {self._context.status}"
 
-    def _read_dispatch(self, value: Any) -> control.DispatchCommand:
+    def _read_dispatch(self, value: Any) -> projection.DispatchCommand:
         self._orders.check_command("dispatch")
-        return control.read_dispatch(value)
+        return projection.read_dispatch(value)
 
-    def _read_verify(self, value: Any) -> control.VerifyCommand:
+    def _read_verify(self, value: Any) -> projection.VerifyCommand:
         self._orders.check_command("verify")
-        return control.read_verify(value)
+        return projection.read_verify(value)
 
-    def _read_cancel(self, value: Any) -> control.CancelCommand:
+    def _read_cancel(self, value: Any) -> projection.CancelCommand:
         self._orders.check_command("cancel")
-        return control.read_cancel(value)
+        return projection.read_cancel(value)
 
     # -- hooks of the base class ------------------------------------------------------------------------
 

@@ -30,13 +30,12 @@ from tightloop.plan.request import (
 from tightloop.run.question import QuestionKind
 from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
-from workflows.plan.commands import PlanCommands
+from workflows.plan.commands import NAMES_SHOWN, PlanCommands, Waiting
 from workflows.plan.context import Continuation, PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
 from workflows.plan.ending import Ending, PlanProof
 from workflows.plan.recovery import Compensation, Recovery, Revisions
 from workflows.plan.reporting import PlanQuestions, PlanReporting, PlanView
-from workflows.plan.waiting import NAMES_SHOWN, Waiting
 from workflows.run.activities import (
     NOTICE,
     OPEN_TIMEOUT,

@@ -13,9 +13,8 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from activities.staffing import CheckWorkersRequest, WorkerAvailability, WorkerCheckActivities
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
-from tightloop.run.core import Work, wait_for_worker
+from tightloop.run.core import Queues, Urgency, Work, fairness_key, wait_for_worker
 from tightloop.run.question import Question
-from tightloop.run.routing import Queues, Urgency, fairness_key
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import format_count

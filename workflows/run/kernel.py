@@ -15,7 +15,7 @@ from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRe
 from activities.workspace.scope import EpisodeScope
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert, delivery_line
-from tightloop.run.core import RunCore, RunInput, RunTimeline, TimelineLine, note_drift, with_line
+from tightloop.run.core import Queues, RunCore, RunInput, RunTimeline, TimelineLine, note_drift, urgency, with_line
 from tightloop.run.question import (
     TELL_THE_PLANNER,
     AnswerCommand,
@@ -25,7 +25,6 @@ from tightloop.run.question import (
     match_answers,
     parse_answer,
 )
-from tightloop.run.routing import Queues, urgency
 from tightloop.safety.drift import Drift
 from tightloop.safety.seal import SKEW_SECONDS, MessageLog, RefusedPayload, Seal, SealedMessage, check_id, check_start
 from tightloop.telemetry import METRICS

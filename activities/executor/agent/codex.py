@@ -34,8 +34,7 @@ from activities.executor.delivery import read_options, refuse_questions
 from activities.executor.port import Availability
 from activities.model.gateway.wire import Wire
 from activities.process.start import MARK
-from tightloop.executor.failure import limited_outcome
-from tightloop.executor.limit import LimitSignal, detect
+from tightloop.executor.limit import LimitSignal, detect, limited_outcome
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,
     AgentMode,

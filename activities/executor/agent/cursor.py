@@ -22,8 +22,7 @@ from activities.executor.agent.program import (
 from activities.executor.delivery import failed_outcome, refuse_questions
 from activities.executor.port import Availability
 from tightloop.errors import ExecutorError
-from tightloop.executor.failure import limited_outcome
-from tightloop.executor.limit import detect
+from tightloop.executor.limit import detect, limited_outcome
 from tightloop.executor.model import (
     DENIED_LINES,
     SUMMARY_CHARACTERS,

@@ -24,8 +24,7 @@ from activities.executor.delivery import (
 from activities.model.gateway.server import GatewayServer
 from activities.process.output import BoundedOutput
 from activities.workspace.ownership import write_atomically
-from tightloop.executor.failure import limited_outcome
-from tightloop.executor.limit import LimitKind
+from tightloop.executor.limit import LimitKind, limited_outcome
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,
     ErrorKind,

@@ -32,7 +32,6 @@ from activities.executor.gui.protocol import HandOff
 from activities.executor.port import Availability, Control, Executor
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import hand_off_question, work_question
-from tightloop.executor.failure import limited_outcome
 from tightloop.executor.handoff import (
     PATIENCE_S,
     HandOffEnd,
@@ -46,7 +45,7 @@ from tightloop.executor.handoff import (
     inline_message,
     marker,
 )
-from tightloop.executor.limit import LimitKind, LimitSource, detect
+from tightloop.executor.limit import LimitKind, LimitSource, detect, limited_outcome
 from tightloop.executor.model import (
     ErrorKind,
     EventKind,

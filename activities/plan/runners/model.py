@@ -12,9 +12,8 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from activities.model.asking import Asker, Exchange, Question, UnusableAnswerError
+from activities.model.asking import WITHHELD, Asker, Exchange, Prompts, Question, UnusableAnswerError
 from activities.model.client import AnswerSchema, ModelService
-from activities.model.prompt import WITHHELD, Prompts
 from activities.plan.attempts.runner import make_failure
 from activities.plan.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work

@@ -18,7 +18,7 @@ from activities.workspace.store.objects import DEPTH_LIMIT, STREAMED_BYTES, Obje
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules, as_bytes_text
 from tightloop.errors import GitError
 from tightloop.host import private_folder
-from tightloop.value.recent import LruCache
+from tightloop.value import LruCache
 
 MAGIC = b"tightloop-index 1\n"
 ROW = struct.Struct("<qqQQI20s")

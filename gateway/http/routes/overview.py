@@ -19,7 +19,7 @@ from tightloop.loop.model import LoopRequest
 from tightloop.operations.models import PlanText
 from tightloop.operations.results import Examined, TextProblem, WaitingSteps, WorkerLine, Workers
 from tightloop.plan.validation import check_text
-from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, Urgency
+from tightloop.run.core import EPISODE_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, Urgency
 
 STREAM = "text/event-stream"
 _SEGMENTS = {"episode": "episodes", "plan": "plans", "loop": "plans"}

@@ -36,10 +36,9 @@ from gateway.http.requests import (
     WorkflowId,
 )
 from gateway.http.routes.loops import loop_plan
-from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.proof.statement import statement_of
 from tightloop.client.proof.verify import find_proof
-from tightloop.client.store import Store
+from tightloop.client.store import Store, TreeChange, plan_change, read_number
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import ArtifactMissingError, InvalidRequestError

@@ -26,8 +26,7 @@ from tightloop.client import Check, EpisodeRequest, ExecutorChoice, PlanRequest,
 from tightloop.database.access import Tokens
 from tightloop.database.ledger import open_ledger
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.executor.message import PlanRequestMessage, render_plan_request
-from tightloop.executor.template import Alignment, Reflection
+from tightloop.executor.message import Alignment, PlanRequestMessage, Reflection, render_plan_request
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
 from tightloop.safety.seal import Person, Role

@@ -15,7 +15,7 @@ from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
 from tightloop.errors import ProjectNotFoundError
 from tightloop.ledger.model import ProjectLine
-from tightloop.run.routing import Queues
+from tightloop.run.core import Queues
 from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 

@@ -17,7 +17,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import CheckRunner
 from activities.loop.inspection import InspectionActivities, InspectRequest, run_gate
-from activities.loop.packet import last_commits, open_packets
+from activities.loop.project import last_commits, open_packets
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.finding import TRIAL_S, CheckFinder
 from activities.workspace.differ import Differ

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from activities.model.asking import SMALLEST_CONTEXT, Prompts
 from activities.model.client import ModelService
-from activities.model.prompt import SMALLEST_CONTEXT, Prompts
 from activities.planner.planners import PROMPTS, HeuristicPlanner, OpenAIPlanner, ProjectRuff, _Plan, planners
 from activities.sandbox.choose import UnsafeLocal
 from tests.support.model_server import ModelServer, Reply, fails, hangs, out_of_quota, rate_limited, raw, says

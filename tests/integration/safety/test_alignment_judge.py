@@ -7,8 +7,8 @@ import pytest
 from activities.artifacts.port import get_model
 from activities.artifacts.stores import LocalArtifactStore
 from activities.model.client import ModelService
+from activities.safety.code import OpenAIJudge, judges
 from activities.safety.gate import AlignmentChecker, AlignmentRecord, AlignmentResult, JudgeBriefing
-from activities.safety.openai import OpenAIJudge, judges
 from tests.data.alignment import KEYS
 from tests.support.model_server import ModelServer, Reply, fails, hangs, raw, says
 from tightloop.safety.drift import PromptPrivacy

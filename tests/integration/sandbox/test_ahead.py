@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from activities.process.start import Shim
-from activities.sandbox.bounds import PREPARED_GROUP
 from activities.sandbox.bubblewrap import BubblewrapSandbox
-from activities.sandbox.control_group import ControlGroup, find_hierarchy
+from activities.sandbox.control_group import PREPARED_GROUP, ControlGroup, find_hierarchy
 from activities.sandbox.port import SandboxResult, SandboxSpec
 from tests.support.stack.stack import ROOT
 

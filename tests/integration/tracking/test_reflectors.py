@@ -9,8 +9,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.port import get_model, put_model
 from activities.artifacts.stores import LocalArtifactStore
+from activities.model.asking import SMALLEST_CONTEXT
 from activities.model.client import ModelService
-from activities.model.prompt import SMALLEST_CONTEXT
 from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.planner.reflection import ReflectionActivities, ReflectRequest
 from activities.planner.reflectors import PROMPTS, OpenAIReflector, RuleReflector, reflectors, rule_reflection

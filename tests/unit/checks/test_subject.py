@@ -2,7 +2,7 @@
 
 import pytest
 
-from tightloop.checks.subject import Sources, blocks_of, find_reaching_tests, finds_no_tests
+from tightloop.checks.choice import Sources, blocks_of, find_reaching_tests, finds_no_tests
 from tightloop.episode.check import failed_tests
 
 PYTHON = {

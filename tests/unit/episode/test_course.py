@@ -19,8 +19,7 @@ from tightloop.episode.progress.course import (
     observe,
     reset_counts,
 )
-from tightloop.episode.progress.tracking import Spending, TrackerMemory, TrackingFacts
-from tightloop.episode.progress.work import Touched
+from tightloop.episode.progress.tracking import Spending, Touched, TrackerMemory, TrackingFacts
 from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tightloop.episode.proof.output import add_printed_reports
-from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, Observation
+from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, Observation, add_printed_reports
 
 LIBTEST = """     Running unittests src/lib.rs (target/debug/deps/calc-80f166f2dd2d63d2)
 

@@ -23,8 +23,7 @@ from tightloop.episode.decisions import NextAction, after_tracking
 from tightloop.episode.failure import goes_round
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
-from tightloop.episode.progress.tracking import TrackerMemory, Tracking
-from tightloop.episode.progress.work import find_new_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, find_new_work
 from tightloop.episode.state_changes import begin_iteration, with_tracking, with_verification
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.run.question import Question, QuestionKind

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.progress.work import FILES_REMEMBERED, LINES_REMEMBERED, SAMPLE, Touched, find_new_work, is_test
+from tightloop.episode.progress.tracking import (
+    FILES_REMEMBERED,
+    LINES_REMEMBERED,
+    SAMPLE,
+    Touched,
+    find_new_work,
+    is_test,
+)
 from tightloop.safety.change.patch import FilePatch, Lines
 
 

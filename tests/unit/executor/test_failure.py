@@ -9,8 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.executor.failure import failed_at_once, read_last_words, refine_failure
-from tightloop.executor.limit import LimitAction, LimitKind, choose_action
+from tightloop.executor.limit import (
+    LimitAction,
+    LimitKind,
+    choose_action,
+    failed_at_once,
+    read_last_words,
+    refine_failure,
+)
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit
 from tightloop.executor.reset_time import LONGEST_WAIT
 

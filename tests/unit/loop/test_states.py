@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tightloop.cli.views import todo_lines
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES
 from tightloop.errors import InvalidRequestError
-from tightloop.loop import control
-from tightloop.loop.control import loop_details
+from tightloop.loop import projection
 from tightloop.loop.model import (
     CLOSED,
     GateResult,
@@ -24,7 +23,7 @@ from tightloop.loop.model import (
     packet_id_of,
     sealed_packet,
 )
-from tightloop.loop.projection import explain_unverified
+from tightloop.loop.projection import explain_unverified, loop_details
 from tightloop.run.question import Option, Question, QuestionKind
 
 PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))
@@ -95,17 +94,17 @@ def test_nothing_is_possible_where_it_is_over(status: LoopStatus) -> None:
     [(None, 4, 4), ({}, 4, 4), ({"parallel": True}, 3, 3), ({"parallel": False}, 4, 1), ({"parallel": 7}, 4, 7)],
 )
 def test_number_of_tasks_at_once_is_as_wanted(given_: object, asked: int, expected: int) -> None:
-    assert control.resolve_parallel(control.read_dispatch(given_), asked) == expected
+    assert projection.resolve_parallel(projection.read_dispatch(given_), asked) == expected
 
 
 @pytest.mark.parametrize("wrong", [{"parallel": 0}, {"parallel": 51}, {"paralel": 2}, "now", 3])
 def test_wrong_argument_of_dispatch_is_refused_with_a_right_one(wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="dispatch"):
-        control.read_dispatch(wrong)
+        projection.read_dispatch(wrong)
 
 
 def test_cancel_takes_a_plain_reason() -> None:
-    assert control.read_cancel("not needed").reason == "not needed"
+    assert projection.read_cancel("not needed").reason == "not needed"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from activities.safety.code import CodeScanner, apply_grants, changed_files, pro
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.state_changes import with_answer
 from tightloop.run.question import QuestionKind, match_answers, parse_answer
-from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_dependencies
-from tightloop.safety.code.review import review_code
+from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_code, review_dependencies
 from tightloop.safety.code.rules import (
     MESSAGE_CHARACTERS,
     CodeFile,

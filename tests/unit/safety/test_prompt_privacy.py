@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.model.prompt import WITHHELD, apply_privacy, redact_text
+from activities.model.asking import WITHHELD, apply_privacy, redact_text
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.errors import PlannerError, SettingsError

@@ -16,8 +16,7 @@ from tightloop.episode.failure import (
     signature,
     without_noise,
 )
-from tightloop.episode.progress.tracking import ItemMemory, Spending, TrackerMemory, TrackingFacts
-from tightloop.episode.progress.work import Touched
+from tightloop.episode.progress.tracking import ItemMemory, Spending, Touched, TrackerMemory, TrackingFacts
 from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import files_in, list_scope_paths, outside

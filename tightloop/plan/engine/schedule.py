@@ -8,9 +8,9 @@ from typing import Final
 from tightloop.plan.child import StepStatus
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph, Node
+from tightloop.plan.engine.recovery import GOOD, OPEN, Verdicts
 from tightloop.plan.engine.revision import StepIndex
 from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
-from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
 from tightloop.plan.step import Access, Join, StepKind
 
 _READING = (Access.READS, Access.MERGES)
