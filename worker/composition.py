@@ -268,14 +268,7 @@ def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
         reviewer=reviewer,
         checks=use.checks,
         memory_of=memory_of,
-        bounds=Bounds(
-            max_turns=coder.max_turns,
-            max_tokens=coder.max_tokens,
-            rounds=coder.rounds,
-            planning=coder.planning,
-            testing=coder.testing,
-            turns_of={name: coder.role(name).max_turns for name in known_roles()},
-        ),
+        bounds=Bounds.of(coder, turns_of={name: coder.role(name).max_turns for name in known_roles()}),
     )
 
 

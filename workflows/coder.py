@@ -155,14 +155,12 @@ class Conversations:
         self._show()
         turn = await self._runner.run(
             CoderActivities.take_turn,
-            TurnRequest(
+            TurnRequest.of(
+                talk,
                 scope=self.scope,
                 role=role,
                 number=number,
-                node=talk.node,
                 results=tuple(result.result for result in talk.results),
-                said=talk.said,
-                correction=talk.correction,
             ),
             ActivityOptions(f"{role}: turn {number}", TURN_TIMEOUT),
         )
@@ -242,17 +240,7 @@ class CoderWorkflow:
     def __init__(self, coder_input: CoderInput) -> None:
         """Restore the previous Temporal run's progress."""
         self._given = coder_input
-        scope = CoderScope(
-            episode_id=workflow.info().workflow_id,
-            workspace=coder_input.workspace,
-            worktree=coder_input.worktree,
-            request=coder_input.request,
-            home=coder_input.home,
-            within=coder_input.within,
-            key=coder_input.key,
-            session=coder_input.session,
-            base_tree=coder_input.base_tree,
-        )
+        scope = CoderScope.of(coder_input, episode_id=workflow.info().workflow_id)
         self._runner = ActivityRunner(Routing(Queues(home=coder_input.home, absence_s=coder_input.absence_s)))
         self._conversations = Conversations(coder_input, scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []

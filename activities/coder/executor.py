@@ -51,15 +51,12 @@ class CoderExecutor(DelegatingExecutor):
             resume = ResumeToken(adapter=CODER, session_id=result.session)
         is_fatal = result.status is ExecutorStatus.FATAL
         finished = [result.result for result in talk.results if result.finished] if talk else []
-        return ExecutorOutcome(
+        return ExecutorOutcome.of(
+            result.progress,
             status=result.status,
             summary=(store.get(finished[-1]).decode("utf-8", "replace") if finished else "") or result.error,
             error=result.error,
             error_kind=ErrorKind.CONFIG if is_fatal else None,
-            usage=result.progress.usage,
-            model=result.progress.model,
-            coverage=result.progress.coverage,
-            bandit_findings=result.progress.bandit_findings,
             resume=resume,
             question=result.question,
             transcript=render_conversation(store, talk.node) if talk and talk.node else b"",

@@ -461,20 +461,16 @@ def store_account(
         answers_by_step.setdefault(subject, {}).update(dict.fromkeys(answers))
     names = map(revision_fact_name, range(1, scope.revision + 1))
     revisions = (records.read_fact(scope.episode_id, name, RevisionFact) for name in names)
-    archive = PlanArchive(
+    archive = PlanArchive.of(
+        request,
         plan_id=scope.episode_id,
         title=loaded.plan.title or loaded.plan.id,
-        outcome=request.outcome,
         qualifier=request.snapshot.qualifier if request.snapshot is not None else "",
-        reason=request.reason,
         closed=datetime.now(UTC),
         base_tree=scope.base_tree,
         tree=request.expected_tree,
-        counts=request.counts,
-        statuses=request.statuses,
         revisions=tuple(revision.plan for revision in revisions if revision is not None),
         records=store.put(lines, name="step records", media_type="application/jsonl"),
-        edits=request.edits,
         answers={step: tuple(answers) for step, answers in answers_by_step.items()},
         checks=_checks(request, records, store),
         artifacts=_collect_artifacts(loaded, records, scope.episode_id),

@@ -363,9 +363,8 @@ class PlanningActivities:
         weighed: AlignmentResult,
     ) -> PlanningOutcome:
         with store.open_batch() as together:
-            record = PlanRecord(
-                message=answer.message,
-                verdict=answer.verdict,
+            record = PlanRecord.of(
+                answer,
                 checks=checks,
                 recalled=None if briefing.remembered is None else len(briefing.remembered),
                 followed=tuple(
@@ -375,10 +374,6 @@ class PlanningActivities:
                     for recollection in briefing.remembered or ()
                     if recollection.pattern is not None and recollection.pattern.id in answer.followed
                 ),
-                reason=answer.reason,
-                model=answer.model,
-                prompt_sha256=answer.prompt_sha256,
-                repair=answer.repair,
                 prompt_privacy=briefing.prompt_privacy,
                 transcript=put_text(together, answer.transcript, name="planner transcript"),
             )

@@ -73,13 +73,10 @@ class ReflectionActivities:
         # Models and rules quote check output, and the next prompt quotes the reflection.
         answer = answer.evolve(reflection=scrub.model(answer.reflection), note=scrub(answer.note))
         reference = await asyncio.to_thread(self._record, store, request, briefing, answer)
-        return ReflectionOutcome(
+        return ReflectionOutcome.of(
+            answer,
             reflection=reference,
             diagnosis=shorten(answer.reflection.diagnosis, 240),
-            source=answer.source,
-            repair=answer.repair,
-            truncated=answer.truncated,
-            usage=answer.usage,
             attempt=activity.info().attempt,
         )
 
@@ -89,17 +86,13 @@ class ReflectionActivities:
     ) -> ArtifactRef:
         earlier = (*briefing.earlier, briefing.previous) if briefing.previous else briefing.earlier
         with store.open_batch() as together:
-            record = ReflectionRecord(
+            record = ReflectionRecord.of(
+                answer,
                 diagnosis=answer.reflection.diagnosis,
                 action_items=answer.reflection.action_items,
                 cause=request.cause,
                 about=request.plan_request.sha256 if request.plan_request else "",
-                source=answer.source,
-                note=answer.note,
-                repair=answer.repair,
-                truncated=answer.truncated,
                 prompt_privacy=briefing.prompt_privacy,
-                prompt_sha256=answer.prompt_sha256,
                 transcript=put_text(together, answer.transcript, name="reflector transcript"),
                 earlier=earlier[-EARLIER_REFLECTIONS:],
             )

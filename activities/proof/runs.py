@@ -276,18 +276,13 @@ def _check_run(
         names = store.put(names_text(results).encode("utf-8", "replace"), name="tests", media_type="text/plain")
         shown_names = tuple(shorten(name, 200) for name in missing_names[:NAMES_LIMIT])
         reports.append(report.evolve(missing_names=shown_names, missing_count=len(missing_names), names=names))
-    return CheckRun(
+    return CheckRun.of(
+        result,
         name=shorten(check.title, 200),
         run=check.run,
         argv=check_argv(check.run),
-        status=result.status,
-        exit_code=result.exit_code,
-        duration_s=result.duration_s,
         tail=clip(scrub(result.tail), TAIL_CHARACTERS),
-        output=result.output,
         reports=tuple(reports),
-        sandbox=result.sandbox,
-        not_enforced=result.not_enforced,
         watched=observation.is_watched,
     )
 

@@ -263,41 +263,28 @@ def status_of(
 ) -> EpisodeStatus:
     """Return the snapshot that answers the `status` query."""
     last = state.last_checkpoint
-    return EpisodeStatus(
+    return EpisodeStatus.of(
+        state,
         episode_id=episode_id,
         run_id=run_id,
         status=status,
-        phase=state.phase,
         work=work,
         goal=request.goal,
         workspace=request.workspace,
-        iteration=state.iteration,
-        branch=state.branch,
         plan=state.plan_title,
         executor=f"{state.stand_in}{FALLBACK_MARK}{request.executor.name}".removeprefix(FALLBACK_MARK),
         # A stand-in uses the model of its own settings, never the requested executor's.
         model=state.model or ("" if state.stand_in else request.executor.model),
         checks=state.checks_text,
-        chosen_checks=state.chosen_checks,
-        failed_checks=state.failed_checks,
         check_report=state.checks,
-        proof=state.proof,
-        drafts=state.drafts,
-        executor_error=state.executor_error,
         unattended=request.unattended,
-        probability_class=state.probability_class,
-        diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
         way_back=find_restore_point(state, core.questions.waiting),
-        tree=state.tree,
         questions=core.questions.waiting,
         drifts=core.drifts,
         delivered=core.delivered,
         worktree=core.worktree,
         forked_from=core.forked_from,
-        spent=state.spent,
-        budget=state.budget,
-        runs=state.runs,
     )
 
 

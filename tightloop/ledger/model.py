@@ -183,18 +183,12 @@ def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> Wor
         at: current time.
     """
     spent = status.spent
-    return WorkflowSnapshot(
+    return WorkflowSnapshot.of(
+        status,
         id=status.episode_id,
         kind="episode",
-        status=status.status,
-        qualifier=status.qualifier,
-        files_changed=status.files_changed,
         parent=parent,
-        goal=status.goal,
-        executor=status.executor,
         phase=status.phase.value,
-        iteration=status.iteration,
-        checks=status.checks,
         model=shorten(status.model, MODEL_CHARACTERS),
         cost_usd=spent.cost_usd,
         cost_known=not spent.unpriced_calls,

@@ -105,16 +105,7 @@ def digest_items(
 
 
 def _item(line: WorkflowLine, state: DigestState, text: str, command: str = "") -> DigestItem:
-    return DigestItem(
-        id=line.id,
-        state=state,
-        goal=line.goal,
-        kind=line.status,
-        text=text,
-        command=command,
-        cost_usd=line.cost_usd,
-        cost_known=line.cost_known,
-    )
+    return DigestItem.of(line, state=state, kind=line.status, text=text, command=command)
 
 
 def _asking(asked: list[InboxItem], line: WorkflowLine | None) -> DigestItem:

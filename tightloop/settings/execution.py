@@ -413,15 +413,7 @@ class PlanSettings(Section):
 
         allowed = (*self.allow, *(f"{program} **" for program in programs))
         hours = self.max_wall_hours
-        budget = PlanBudget(
-            max_wall_s=None if hours is None else hours * 3_600,
-            max_cost_usd=self.max_cost_usd,
-            max_tokens=self.max_tokens,
-            max_attempts=self.max_attempts,
-            max_depth=self.max_depth,
-            max_fan_out=self.max_fan_out,
-            max_revisions=self.max_revisions,
-        )
+        budget = PlanBudget.of(self, max_wall_s=None if hours is None else hours * 3_600)
         deletions = Deletions(files=rubric.deleted_files, lines=rubric.deleted_lines, share=rubric.deleted_share)
         policy = policy_for(allowed, write=self.write, network=self.network, deletions=deletions)
         return Caution(policy=policy, budget=budget, max_steps=self.max_steps)

@@ -191,9 +191,18 @@ def enter_end(ledger: Ledger, run: Execution) -> None:
         return
     if run.closed is None or line.closed is not None or line.at > run.closed:
         return
-    # Usage since the last snapshot is unknown.
-    unknown = {"cost_known": False, "tokens": None, "worked_s": None, "interventions": None}
-    ended = WorkflowSnapshot.of(line, status=run.status, at=run.closed, closed=run.closed, questions=(), **unknown)
+    ended = WorkflowSnapshot.of(
+        line,
+        status=run.status,
+        at=run.closed,
+        closed=run.closed,
+        questions=(),
+        # Usage since the last snapshot is unknown.
+        cost_known=False,
+        tokens=None,
+        worked_s=None,
+        interventions=None,
+    )
     ledger.of(line.project).record(ended)
 
 

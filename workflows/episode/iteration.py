@@ -395,16 +395,7 @@ class Iteration:
                 nonlocal notes
                 # Notes that arrive after this request was built stay queued for the next plan.
                 notes = record.state.notes
-                return NextPlanRequest(
-                    scope=record.scope,
-                    iteration=record.state.iteration,
-                    plan_request=record.state.plan_request,
-                    checks=record.state.checks,
-                    reflection=record.state.reflection,
-                    notes=notes,
-                    asked_for=record.state.asked_for,
-                    overruled=record.state.overruled,
-                )
+                return NextPlanRequest.of(record.state, scope=record.scope)
 
             outcome = await self._points.do(
                 PlanningActivities.next_plan,
@@ -579,14 +570,7 @@ class Delivery:
         self._points.enter(EpisodePhase.HANDING_OFF)
         handed = await self._points.do(
             ExecutionActivities.hand_off,
-            lambda: HandOffRequest(
-                scope=record.scope,
-                iteration=record.state.iteration,
-                plan=reference,
-                delivery=number,
-                resume=record.state.resume,
-                grants=record.state.grants,
-            ),
+            lambda: HandOffRequest.of(record.state, scope=record.scope, plan=reference, delivery=number),
             ActivityOptions(f"iteration {record.state.iteration}: queue the plan", HAND_OFF_TIMEOUT, self._queue),
         )
         record.apply(state_changes.with_retries, handed.attempt)
@@ -643,11 +627,8 @@ class Delivery:
     def _coder_input(self, begin_report: ExecutorReport, limit_s: float) -> CoderInput:
         record = self._record
         scope = record.scope
-        return CoderInput(
-            workspace=scope.workspace,
-            worktree=scope.worktree,
-            request=scope.request,
-            home=scope.home,
+        return CoderInput.of(
+            scope,
             absence_s=record.request.queues.absence_s,
             within=scope.holder,
             key=begin_report.key,

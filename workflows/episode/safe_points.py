@@ -403,14 +403,7 @@ class TreeChanges:
         try:
             stored = await self._points.do(
                 WorkspaceActivities.amend_request,
-                lambda: AmendRequest(
-                    scope=record.scope,
-                    goal=record.request.goal,
-                    definition_of_done=record.request.definition_of_done,
-                    scenarios=record.request.scenarios,
-                    executor=record.request.executor,
-                    planner=record.request.planner,
-                ),
+                lambda: AmendRequest.of(record.request, scope=record.scope),
                 ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
             )
         except BaseException:

@@ -199,11 +199,18 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
         holder = plan.within or ("" if plan.worktree else scope.holder)
         # A branch alternative that waits for a person gives up no later than its plan.
         patience = min(plan.pause_timeout, parent.pause_timeout)
-        inherited = {
-            "queues": parent.queues, "allow": parent.allow, "depth": parent.depth + 1, "executor": parent.executor,
-            "unattended": parent.unattended, "until": parent.until,
-        }  # fmt: skip
-        yield identity, PlanInput.of(plan, pause_timeout=patience, within=holder, **inherited)
+        child = PlanInput.of(
+            plan,
+            pause_timeout=patience,
+            within=holder,
+            queues=parent.queues,
+            allow=parent.allow,
+            depth=parent.depth + 1,
+            executor=parent.executor,
+            unattended=parent.unattended,
+            until=parent.until,
+        )
+        yield identity, child
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:

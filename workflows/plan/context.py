@@ -164,16 +164,13 @@ class PlanContext(Run):
     @property
     def scope(self) -> PlanScope:
         """Scope for activity requests."""
-        return PlanScope(
+        return PlanScope.of(
+            self.progress,
             episode_id=self.id,
             workspace=self.request.workspace,
             worktree=self.request.worktree,
-            plan=self.progress.plan,
-            revision=self.progress.revision,
-            base_tree=self.progress.base_tree,
             home=self.request.queues.home,
             within=self.request.within,
-            put_back=self.progress.put_back,
         )
 
     def cut(self, text: str, limit: int) -> str:

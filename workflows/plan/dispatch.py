@@ -396,8 +396,8 @@ class Dispatch:
             return
         request, completed = attempt.request, result.status is StepStatus.COMPLETED
         if may_be_undone(node, completed=completed, tree_before=request.expected_tree, tree_after=result.tree):
-            entry = UndoEntry(step=request.step, template=request.template, item=request.item, attempt=request.attempt)
-            context.progress = context.progress.evolve(undo=(*context.progress.undo, entry))
+            undo = (*context.progress.undo, UndoEntry.of(request))
+            context.progress = context.progress.evolve(undo=undo)
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
         """Return a failure, reclassified as POLICY if the step has used up its own budget."""

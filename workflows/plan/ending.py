@@ -149,17 +149,14 @@ class Ending:
             context.log_delivery(closed.delivered)
         except ActivityFailedError as failure:
             context.log("closed", f"the workspace could not be released: {failure.reason}")
-        return PlanResult(
+        return PlanResult.of(
+            context.progress,
             outcome=outcome,
             qualifier=context.qualifier,
             reason=context.reason,
             files_changed=context.files_changed,
             counts=counts,
-            tree=context.progress.tree,
-            revision=context.progress.revision,
-            spent=context.progress.spent,
             proof=context.progress.proof if outcome is PlanOutcome.COMPLETED else None,
-            approvals=context.progress.approvals,
             record=record,
         )
 

@@ -555,13 +555,5 @@ class ProjectWorkflow(GraphWorkflow):
 
     def _result(self) -> LoopResult:
         status = self._view.loop_status()
-        return LoopResult(
-            outcome=status.status,
-            qualifier=status.qualifier,
-            reason=status.reason,
-            files_changed=status.files_changed,
-            proof=self._context.progress.proof if status.status is LoopState.VERIFIED else None,
-            tasks=status.tasks,
-            gate_result=status.gate_result,
-            tree=status.tree,
-        )
+        proof = self._context.progress.proof if status.status is LoopState.VERIFIED else None
+        return LoopResult.of(status, outcome=status.status, proof=proof)

@@ -240,7 +240,8 @@ class PlanView(View):
         paused = context.is_running and self.needs[1]
         lines = [self.line(name) for name in progress.failures]
         is_closed = not context.is_running
-        return PlanStatus(
+        return PlanStatus.of(
+            progress,
             plan_id=context.id,
             run_id=info.run_id,
             title=context.title,
@@ -248,22 +249,15 @@ class PlanView(View):
             status="paused" if paused else context.status,
             phase=PlanPhase.CLOSED if is_closed else progress.phase,
             outcome=PlanOutcome(context.status.upper()) if is_closed else None,
-            revision=progress.revision,
-            plan=progress.plan,
             counts=context.schedule.counts() if context.is_open else {},
             running=tuple(self.line(name) for name in list(self._context.running)[:LINES_LIMIT]),
             failed=tuple(line for line in lines if line.status is StepStatus.FAILED)[:LINES_LIMIT],
             questions=context.waiting[:LINES_LIMIT] if context.is_running else (),
             children=self.waits_within[:LINES_LIMIT],
-            beliefs=progress.beliefs,
-            spent=progress.spent,
-            until=progress.until,
             unattended=context.request.unattended,
             drifts=context.core.drifts,
             delivered=context.core.delivered,
             worktree=context.core.worktree,
-            tree=progress.tree,
-            proof=progress.proof,
             scenarios=progress.evidence.scenarios if progress.evidence else 0,
             qualifier=context.qualifier,
             reason=context.reason,
@@ -287,12 +281,10 @@ class PlanView(View):
         """Return the row that the ledger shows for this run."""
         context, parent = self._context, workflow.info().parent
         status, request = self.status(), context.request
-        return WorkflowSnapshot(
+        return WorkflowSnapshot.of(
+            status,
             id=status.plan_id,
             kind=context.kind,
-            status=status.status,
-            qualifier=status.qualifier,
-            files_changed=status.files_changed,
             parent=parent.workflow_id if parent else "",
             goal=shorten(status.title or request.goal, GOAL_CHARACTERS),
             phase=status.phase.value,
@@ -302,7 +294,6 @@ class PlanView(View):
             worked_s=status.spent.wall_time.total_seconds(),
             run=self._context.progress.runs,
             at=workflow.now(),
-            questions=status.questions,
             details=status.model_dump(mode="json"),
         )
 

@@ -185,16 +185,13 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
     places = [0] * len(nodes)
     for rank, number in enumerate(order):
         places[number] = rank
-    head = GraphHead(
+    head = GraphHead.of(
+        plan,
         plan_id=plan.id,
         title=shorten(plan.title, TITLE_CHARACTERS),
-        max_parallel=plan.max_parallel,
-        on_failure=plan.on_failure,
-        budget=plan.budget,
         # Statements are prose of any length; the history holds only the values that the workflow computes with.
         hypotheses=tuple(Hypothesis(id=hypothesis.id, prior=hypothesis.prior) for hypothesis in plan.hypotheses),
         checks=len(plan.definition_of_done),
-        seed=plan.seed,
     )
     return Graph(head, [node.evolve(position=rank) for node, rank in zip(nodes, places, strict=True)])
 
@@ -211,32 +208,23 @@ def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> No
 
     failure, access = step.on_failure, step.tree_access
     items, source = _items(step, index, values)
-    return Node(
-        id=step.id,
+    return Node.of(
+        step,
         title=shorten(step.title, TITLE_CHARACTERS),
-        kind=step.kind,
         capability=step.capability,
         access=access,
         needs=numbers(step.needs),
-        join=step.join,
         on_success=numbers(step.on_success),
         choices=numbers(choices(step)),
         alternate=None if failure is None else _number(step, failure.to, index),
         recovers=failure is None or failure.recovers,
         take_back=() if failure is None else failure.compensate,
-        priority=step.priority,
-        estimate_s=step.estimate_s,
-        retry=step.retry,
-        timeout_s=step.timeout_s,
-        timebox_s=step.timebox_s,
-        watchdog=step.watchdog,
         catch_all=_catch_all(step),
         compensates=access.changes_tree if step.compensate is None else not step.compensate.none,
         own_compensation=step.compensate is not None and bool(step.compensate.run or step.compensate.step),
         template=step.id.endswith("*"),
         items=items,
         source=source,
-        budget=step.budget,
         plain=is_plain(step),
     )
 
