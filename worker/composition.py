@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,7 +33,7 @@ from activities.loop.tasks import TaskPlanners
 from activities.memory.embedders import choose_embedder
 from activities.memory.port import BestEffortMemories, Memories, TextMemory, no_memories
 from activities.model.client import OPENAI_URL, ModelService, load_client
-from activities.plan.activity import PlanActivities, PlanPorts
+from activities.plan.activity import STEP_ACTIVITIES, PlanActivities, PlanPorts
 from activities.plan.attempts.trees import Trees
 from activities.plan.children import StepChildren
 from activities.plan.plan_writer import PlannerOptions, PlanWriter
@@ -72,7 +73,6 @@ from tightloop.plan.step import Capability
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import SandboxSettings, Settings
 from tightloop.value import Document, Value, first_problem
-from workflows.plan.attempts import ACTIVITIES
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
@@ -191,8 +191,7 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.open_plan,
         plans.load_plan,
         plans.revise_plan,
-        # By name: the table has the functions of the class, and a worker registers bound methods.
-        *(getattr(plans, method.__name__) for method in ACTIVITIES.values()),
+        *(MethodType(method, plans) for method in STEP_ACTIVITIES.values()),
         plans.leave_workspace,
         plans.enter_workspace,
         plans.pass_milestone,

@@ -345,6 +345,24 @@ def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunS
     return activity.defn(name=name, no_thread_cancel_exception=True)(run)
 
 
+STEP_ACTIVITIES = {
+    capability: _runs(capability, name)
+    for capability, name in (
+        (Capability.SHELL, "run_shell"),
+        (Capability.EDIT, "run_edit"),
+        (Capability.GIT, "run_git"),
+        (Capability.HTTP, "run_http"),
+        (Capability.SEARCH, "run_search"),
+        (Capability.MODEL, "run_model"),
+        (Capability.GATE, "run_gate"),
+        (Capability.DECISION, "run_decision"),
+        (Capability.CHECKPOINT, "take_checkpoint"),
+        (Capability.PROJECT, "run_project"),
+    )
+}
+"""Activities by capability. Milestones have their own activity, and some capabilities start child workflows instead."""
+
+
 # no_thread_cancel_exception: otherwise the SDK raises in the thread between any two lines, for example after a file was
 # changed but before it was recorded. Long operations poll `is_cancelled` where stopping is safe.
 class PlanActivities:
@@ -411,17 +429,6 @@ class PlanActivities:
         if revised.plan is not None:
             note_revision(self._ledger(request.scope), request, revised, this_call())
         return revised
-
-    run_shell = _runs(Capability.SHELL, "run_shell")
-    run_edit = _runs(Capability.EDIT, "run_edit")
-    run_git = _runs(Capability.GIT, "run_git")
-    run_http = _runs(Capability.HTTP, "run_http")
-    run_search = _runs(Capability.SEARCH, "run_search")
-    run_model = _runs(Capability.MODEL, "run_model")
-    run_gate = _runs(Capability.GATE, "run_gate")
-    run_decision = _runs(Capability.DECISION, "run_decision")
-    take_checkpoint = _runs(Capability.CHECKPOINT, "take_checkpoint")
-    run_project = _runs(Capability.PROJECT, "run_project")
 
     # A coroutine, so that it does not occupy one of the worker's threads, which steps hold until they end.
     @activity.defn

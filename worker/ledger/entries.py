@@ -17,6 +17,7 @@ from temporalio.converter import DataConverter
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.alerts.channels import delivery_event
 from activities.plan import port as plans
+from activities.plan.activity import STEP_ACTIVITIES
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -63,10 +64,7 @@ from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.plan.child import StepResult
 from worker.connect import DATA_CONVERTER, known_workflows
 
-STEPS = (
-    "run_shell", "run_edit", "run_git", "run_http", "run_search", "run_model", "run_gate", "run_decision",
-    "take_checkpoint", "run_project", "pass_milestone",
-)  # fmt: skip
+STEPS = ("pass_milestone", *(method.__name__ for method in STEP_ACTIVITIES.values()))
 
 
 class EntryMaker(NamedTuple):

@@ -1,15 +1,15 @@
 """Attempts of plan steps. Each is an activity, chosen by capability, or a set of child workflows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 
-from activities.plan.activity import PlanActivities
-from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
+from activities.plan.activity import STEP_ACTIVITIES, PlanActivities
+from activities.plan.requests import SettleRequest, StepRun
 from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, StepStatus, child_id
@@ -23,19 +23,6 @@ from workflows.children import run_child
 from workflows.plan.context import Attempt, PlanContext
 from workflows.run.activities import GRACE, ActivityFailedError, ActivityRunner
 
-ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
-    Capability.SHELL: PlanActivities.run_shell,
-    Capability.EDIT: PlanActivities.run_edit,
-    Capability.GIT: PlanActivities.run_git,
-    Capability.HTTP: PlanActivities.run_http,
-    Capability.SEARCH: PlanActivities.run_search,
-    Capability.MODEL: PlanActivities.run_model,
-    Capability.GATE: PlanActivities.run_gate,
-    Capability.DECISION: PlanActivities.run_decision,
-    Capability.CHECKPOINT: PlanActivities.take_checkpoint,
-    Capability.PROJECT: PlanActivities.run_project,
-}
-"""Activities by capability. Milestones have their own activity, and some capabilities start child workflows instead."""
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
 """Timeout for settling the alternatives of a branch. It is long because judging them runs their checks."""
@@ -101,7 +88,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
         call = attempt.options(attempt.summary, limit)
         if attempt.capability is Capability.NONE:
             return await activities.run(PlanActivities.pass_milestone, attempt.request, call)
-        return await activities.run(ACTIVITIES[attempt.capability], attempt.request, call)
+        return await activities.run(STEP_ACTIVITIES[attempt.capability], attempt.request, call)
     except TimeoutError:
         return timeout_result(attempt.timeout)
     except ActivityFailedError as failure:

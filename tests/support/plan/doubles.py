@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
-from activities.plan.activity import PlanActivities
+from activities.plan.activity import STEP_ACTIVITIES, PlanActivities
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -52,7 +52,6 @@ from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.presence import WorkerQueries
 from workflows.episode.workflow import EpisodeWorkflow
-from workflows.plan.attempts import ACTIVITIES
 from workflows.plan.workflow import PlanWorkflow
 
 Act = Callable[[RunStepRequest], Awaitable[StepResult]]
@@ -173,7 +172,7 @@ class ScriptedPlanActivities:
 
     def all(self) -> list[Callable[..., Any]]:
         """Return what a worker registers."""
-        steps = [self._step(method.__name__) for method in (PlanActivities.pass_milestone, *ACTIVITIES.values())]
+        steps = [self._step(method.__name__) for method in (PlanActivities.pass_milestone, *STEP_ACTIVITIES.values())]
         return [
             *steps,
             self.open_plan,

@@ -5,7 +5,7 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.plan.activity import PlanActivities
+from activities.plan.activity import STEP_ACTIVITIES, PlanActivities
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -43,7 +43,6 @@ from tightloop.plan.text.reading import read_plan
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.value import ArtifactRef
-from workflows.plan.attempts import ACTIVITIES
 
 BASE = "tree"
 SUCCEEDED = ("COMPLETED", "SUCCEEDED")
@@ -266,7 +265,7 @@ class ScriptedPlans:
 
     def all(self) -> list[Any]:
         """Return the definitions."""
-        steps = [method for capability, method in ACTIVITIES.items() if capability is not Capability.PROJECT]
+        steps = [method for capability, method in STEP_ACTIVITIES.items() if capability is not Capability.PROJECT]
         names = [method.__name__ for method in (PlanActivities.pass_milestone, *steps)]
         return [
             *map(self._run, names), self.open_plan, self.load_plan, self.revise_plan, self.prepare_children,
