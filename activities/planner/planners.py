@@ -83,8 +83,9 @@ class OpenAIPlanner:
         self._asker = PromptedAsker(service, PROMPTS, "plan")
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        shown = apply_privacy(briefing)
         exchange = await self._asker.ask(
-            "plan.md", apply_privacy(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+            "plan.md", shown, briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         plan = exchange.value
         if plan is None:
@@ -100,13 +101,9 @@ class OpenAIPlanner:
             verdict, reason = PlanVerdict.PLANNED, ""
         return PlannerAnswer(
             verdict=verdict,
-            message=_message(plan, briefing) if plan else None,
+            message=_message(plan) if plan else None,
             # All of them, because it is unknown which ones the model used.
-            followed=tuple(
-                recollection.pattern.id
-                for recollection in apply_privacy(briefing).remembered or ()
-                if recollection.pattern
-            ),
+            followed=tuple(item.pattern.id for item in shown.remembered or () if item.pattern),
             reason=shorten(reason, 2_000),
             usage=exchange.usage,
             model=exchange.model,
@@ -161,13 +158,9 @@ def _not_runnable(plan: _Plan, programs: tuple[str, ...]) -> list[str]:
     return problems
 
 
-def _message(plan: _Plan, briefing: Briefing) -> PlanMessage:
+def _message(plan: _Plan) -> PlanMessage:
     reflection, alignment = _closing(plan)
     return PlanMessage(
-        project=briefing.project,
-        goal=briefing.goal,
-        iteration=briefing.iteration,
-        definition_of_done=briefing.definition_of_done,
         context=plan.context or "",
         steps=tuple(PlannedStep(title=step.title, run=tuple(step.run or ())) for step in plan.steps),
         scope=tuple(plan.scope),

@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tightloop.errors import InvalidRequestError, did_you_mean, followed_by
+from tightloop.errors import InvalidRequestError, did_you_mean
+from tightloop.run.commands import read_argument
 from tightloop.safety.approval import Approval, FileVersion, ShownChange
-from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split, unknown_fields
+from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
 
 TEXT_CHARACTERS = 4_000
 NAME_CHARACTERS = 80
@@ -316,11 +317,7 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
     if isinstance(value, str):
         option, _, text = value.partition(":")
         value = {"option": option, "text": text}
-    try:
-        return AnswerCommand.model_validate(value)
-    except ValidationError as error:
-        message = next(unknown_fields(AnswerCommand, value), "") or first_problem(error)
-        raise InvalidRequestError(f"answer: {followed_by(message, f'Example: {example}')}") from None
+    return read_argument(value, AnswerCommand, what="answer", example=example)
 
 
 def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
@@ -56,14 +56,8 @@ RETRIES = RetryPolicy(
     # The waits add up to 141 s, which bridges the restart of a service without calling a person.
     maximum_attempts=12,
 )
-RETRIES_IN_TIME = RetryPolicy(
-    initial_interval=RETRIES.initial_interval,
-    backoff_coefficient=RETRIES.backoff_coefficient,
-    maximum_interval=RETRIES.maximum_interval,
-    maximum_attempts=RETRIES.maximum_attempts,
-    # The server's own name for this timeout; the SDK has no constant for it.
-    non_retryable_error_types=["TemporalTimeout:StartToClose"],
-)
+# The server's own name for this timeout; the SDK has no constant for it.
+RETRIES_IN_TIME = replace(RETRIES, non_retryable_error_types=["TemporalTimeout:StartToClose"])
 """Retry policy for plan steps. A dead worker causes a retry, but exceeding the time limit is a failure."""
 
 TRIES_BEFORE_FORGERS = 3
