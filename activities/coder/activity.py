@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ from tightloop.executor.model import WorkOrder
 from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
 from tightloop.value import clip, format_count, shorten
+from tightloop.value.recent import LruCache
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class CoderActivities:
     checks: "CheckRunner"
     memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
+    orders: LruCache[tuple[str, str], WorkOrder] = field(default_factory=lambda: LruCache(16))
+    """Recently used work orders, by workspace and key. The outbox never changes one."""
 
     # An exception that the SDK injects into the thread could interrupt the write of a journal entry.
     @activity.defn(no_thread_cancel_exception=True)
@@ -240,10 +243,14 @@ class CoderActivities:
 
     def _order(self, scope: CoderScope) -> WorkOrder:
         workspace = Path(scope.workspace)
+        if (order := self.orders.get((scope.workspace, scope.key))) is not None:
+            return order
         delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
             raise ExecutorError(
                 f"delivery {scope.key} not found in the outbox of {workspace}. Check whether the state folder was "
                 "removed"
             )
-        return get_model(self.stores(workspace), delivery.order, WorkOrder)
+        order = get_model(self.stores(workspace), delivery.order, WorkOrder)
+        self.orders.put((scope.workspace, scope.key), order)
+        return order
