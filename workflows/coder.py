@@ -1,7 +1,7 @@
 """Coder workflow."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -28,7 +28,6 @@ from tightloop.coder.model import (
     CallHead,
     CallResult,
     CoderInput,
-    CoderProgress,
     CoderResult,
     CoderState,
     CoderStatus,
@@ -75,130 +74,6 @@ class ConversationEnd(NamedTuple):
     question: Question | None = None
 
 
-class Conversations:
-    """Conversations with a coder's roles.
-
-    Attributes:
-        scope: scope of all requests. Its session is set when the delivery begins.
-        bounds: the delivery's limits.
-        progress: the delivery's progress. Only this class changes its turns, usage and talks.
-        pause_wanted: whether to stop before the next turn.
-    """
-
-    def __init__(
-        self, coder_input: CoderInput, scope: CoderScope, runner: ActivityRunner, show: Callable[[], None]
-    ) -> None:
-        self._given, self._runner, self._show = coder_input, runner, show
-        self.scope, self.bounds = scope, coder_input.bounds
-        self.progress: CoderProgress = coder_input.progress
-        self.pause_wanted = False
-
-    def queue_message(self, role: str, message: ArtifactRef) -> None:
-        """Queue a message for a role's next turn, so that the role continues even if its conversation had ended."""
-        self._set_state(role, course.add_message(self._state_of(role), message))
-
-    async def converse(self, role: str) -> ConversationEnd:
-        """Continue a role's conversation until it ends: finished, limited, stuck, paused or in need of a person.
-
-        Raises:
-            ContinueAsNew: the history is long or the run should move to another build. `progress` contains the open
-                conversation.
-            ActivityFailedError: an activity failed after all retries.
-        """
-        talk = self._state_of(role)
-        while True:
-            # First the calls of the last answer: a run that continues another one may start with some left.
-            if calls := _pending_calls(talk):
-                talk = await self._make_calls(role, talk, calls)
-                if ended := _find_end(talk):
-                    return ended
-            # Only here, after the calls: model services refuse a conversation in which a call has no result.
-            if self.pause_wanted:
-                return ConversationEnd(EndReason.PAUSED)
-            if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
-                raise ContinueAsNew
-            if reason := course.find_reached_bound(role, self.progress, self.bounds) or self._out_of_time():
-                return ConversationEnd(EndReason.BOUND, reason=reason)
-            talk = course.after_turn(talk, await self._take_turn(role, talk))
-            self._set_state(role, talk)
-            if reason := course.why_stuck(talk):
-                return ConversationEnd(EndReason.STUCK, reason=reason)
-
-    def close(self, role: str) -> None:
-        """Discard a role's conversation so that its next turn starts a new one."""
-        self.progress = self.progress.evolve(
-            talks={name: talk for name, talk in self.progress.talks.items() if name != role}
-        )
-
-    def _state_of(self, role: str) -> ConversationState:
-        return self.progress.talks.get(role, ConversationState())
-
-    def _set_state(self, role: str, talk: ConversationState) -> None:
-        self.progress = self.progress.evolve(talks={**self.progress.talks, role: talk})
-
-    def _may_change_build(self) -> bool:
-        # Only after at least one turn: an operator who pins this run to its build would otherwise cause an endless loop
-        # of new runs.
-        return self.progress.turns > self._given.progress.turns and is_other_build_wanted()
-
-    @property
-    def worked_s(self) -> float:
-        """Seconds spent on the delivery, including previous Temporal runs."""
-        return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
-
-    def _out_of_time(self) -> str:
-        limit = self._given.wall_limit_s
-        return f"the delivery reached its time limit of {limit:g} s" if self.worked_s >= limit else ""
-
-    async def _take_turn(self, role: str, talk: ConversationState) -> Turn:
-        number = self.progress.turns + 1
-        self._show()
-        turn = await self._runner.run(
-            CoderActivities.take_turn,
-            TurnRequest.of(
-                talk,
-                scope=self.scope,
-                role=role,
-                number=number,
-                results=tuple(result.result for result in talk.results),
-            ),
-            ActivityOptions(f"{role}: turn {number}", TURN_TIMEOUT),
-        )
-        # A field that a service does not report stays unknown in the sum; it must not count as zero.
-        usage = total((self.progress.usage, turn.usage))
-        # The result names the model that wrote the code, not those of the other roles.
-        model = turn.model if role == CODER else self.progress.model
-        self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
-        return turn
-
-    async def _make_calls(self, role: str, talk: ConversationState, left: Calls) -> ConversationState:
-        turn = talk.turn
-        assert turn is not None
-        # Read-only calls run concurrently; a call that changes something waits for those before it.
-        if all(call.reads for _, call in left):
-            results = await asyncio.gather(*(self._use_tool(turn, index, call) for index, call in left))
-            talk = talk.evolve(results=(*talk.results, *results))
-        else:
-            for index, call in left:
-                result = await self._use_tool(turn, index, call)
-                talk = talk.evolve(results=(*talk.results, result))
-                # After each call: if the next one fails, the workflow's result still holds those that were made.
-                self._set_state(role, talk)
-                # The calls after a question or the end were planned without knowing the outcome, so they are dropped.
-                if result.question is not None or result.finished:
-                    break
-        talk = course.after_results(talk, talk.results)
-        self._set_state(role, talk)
-        return talk
-
-    async def _use_tool(self, turn: Turn, index: int, call: CallHead) -> CallResult:
-        request = ToolRequest(scope=self.scope, turn=turn.number, index=index)
-        if call.runs:
-            return await self._runner.run(CoderActivities.use_tool, request, ActivityOptions(call.tool, RUN_TIMEOUT))
-        # A local activity adds two events fewer to the history. The journal prevents a second execution either way.
-        return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
-
-
 def _pending_calls(talk: ConversationState) -> Calls:
     """Return the tool calls in the last response that have not been executed yet, with their indexes."""
     turn = talk.turn
@@ -240,9 +115,10 @@ class CoderWorkflow:
     def __init__(self, coder_input: CoderInput) -> None:
         """Restore the previous Temporal run's progress."""
         self._given = coder_input
-        scope = CoderScope.of(coder_input, episode_id=workflow.info().workflow_id)
+        self._scope = CoderScope.of(coder_input, episode_id=workflow.info().workflow_id)
         self._runner = ActivityRunner(Routing(Queues(home=coder_input.home, absence_s=coder_input.absence_s)))
-        self._conversations = Conversations(coder_input, scope, self._runner, self._show)
+        self._bounds, self._progress = coder_input.bounds, coder_input.progress
+        self._pause_wanted = False
         self._timeline: list[TimelineLine] = []
 
     @workflow.run
@@ -259,7 +135,7 @@ class CoderWorkflow:
             return self._end(over.ended)
         except ActivityFailedError as failure:
             # Keep the progress unchanged, so that the delivery resumes once a person has fixed the cause.
-            progress = self._conversations.progress
+            progress = self._progress
             self._enter(CoderState.FAILED)
             return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
         except ContinueAsNew:
@@ -272,11 +148,11 @@ class CoderWorkflow:
             return
         brief = await self._runner.run(
             CoderActivities.begin_coding,
-            CoderRequest(scope=self._conversations.scope),
+            CoderRequest(scope=self._scope),
             ActivityOptions("begin", BEGIN_TIMEOUT),
         )
-        self._conversations.scope = self._conversations.scope.evolve(session=brief.session)
-        self._conversations.bounds, self._conversations.progress = brief.bounds, brief.progress
+        self._scope = self._scope.evolve(session=brief.session)
+        self._bounds, self._progress = brief.bounds, brief.progress
         if brief.progress.state is CoderState.INIT:
             self._enter(CoderState.PLANNING if brief.bounds.planning else CoderState.CODING)
         else:
@@ -284,7 +160,7 @@ class CoderWorkflow:
 
     async def _step(self) -> None:
         """Carry out the current state of the delivery and enter the next state."""
-        match self._conversations.progress.state:
+        match self._progress.state:
             case CoderState.PLANNING:
                 await self._plan()
             case CoderState.CODING:
@@ -311,13 +187,12 @@ class CoderWorkflow:
         """Run the definition of done. If it passes and new tests are wanted, let the tester write them."""
         checked = await self._check()
         if not checked.green:
-            if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
+            if not course.may_reflect(self._progress, self._bounds):
                 raise _DeliveryOver(ConversationEnd(EndReason.BOUND, reason=f"checks still fail: {checked.summary}"))
             self._enter(CoderState.REFLECTING, message=checked.said, role=REFLECTOR)
             return
-        findings = checked.bandit_findings
-        self._conversations.progress = self._conversations.progress.evolve(bandit_findings=findings)
-        if course.wants_tests(self._conversations.progress, self._conversations.bounds):
+        self._progress = self._progress.evolve(bandit_findings=checked.bandit_findings)
+        if course.wants_tests(self._progress, self._bounds):
             await self._write_tests(checked)
             return
         raise _DeliveryOver(ConversationEnd(EndReason.FINISHED))
@@ -325,16 +200,15 @@ class CoderWorkflow:
     async def _write_tests(self, checked: CheckWorkResult) -> None:
         await self._converse(TESTER)
         # Set before the tests are judged: rejected ones must not send the delivery back to the tester forever.
-        self._conversations.progress = self._conversations.progress.evolve(tested=True)
+        self._progress = self._progress.evolve(tested=True)
         judged: JudgeResult = await self._runner.run(
             CoderActivities.judge_tests,
-            JudgeRequest(scope=self._conversations.scope, coded_tree=checked.tree),
+            JudgeRequest(scope=self._scope, coded_tree=checked.tree),
             ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
         )
         self._log("tests", judged.summary)
         if judged.changed:
-            coverage = judged.covered / judged.changed
-            self._conversations.progress = self._conversations.progress.evolve(coverage=coverage)
+            self._progress = self._progress.evolve(coverage=judged.covered / judged.changed)
         if not judged.accepted and not judged.refused:
             raise _DeliveryOver(ConversationEnd(EndReason.FINISHED))
         # Surviving mutants go to the coder. Without any, run the checks once more with the new tests.
@@ -343,8 +217,8 @@ class CoderWorkflow:
     async def _reflect(self) -> None:
         ended = await self._converse(REFLECTOR)
         # The next round has another failure to explain; the old conversation would bias it and cost tokens.
-        self._conversations.close(REFLECTOR)
-        self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
+        talks = {role: talk for role, talk in self._progress.talks.items() if role != REFLECTOR}
+        self._progress = self._progress.evolve(talks=talks, round=self._progress.round + 1)
         self._enter(CoderState.CODING, message=ended.result)
 
     async def _converse(self, role: str) -> ConversationEnd:
@@ -352,7 +226,7 @@ class CoderWorkflow:
 
         The delivery ends at a question, at a pause, or when the coder reaches a limit.
         """
-        ended = await self._conversations.converse(role)
+        ended = await self._take_turns(role)
         if ended.cause in (EndReason.QUESTION, EndReason.PAUSED) or (ended.cause is EndReason.BOUND and role == CODER):
             raise _DeliveryOver(ended)
         if ended.cause is not EndReason.FINISHED:
@@ -360,13 +234,110 @@ class CoderWorkflow:
         return ended
 
     async def _check(self) -> CheckWorkResult:
-        request = CoderRequest(scope=self._conversations.scope)
+        request = CoderRequest(scope=self._scope)
         options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
         checked: CheckWorkResult = await self._runner.run(CoderActivities.check_work, request, options)
         if checked.question is not None:
             raise _DeliveryOver(ConversationEnd(EndReason.QUESTION, question=checked.question))
         self._log("checks", checked.summary)
         return checked
+
+    # -- conversation ---------------------------------------------------------------------------------
+
+    def _state_of(self, role: str) -> ConversationState:
+        return self._progress.talks.get(role, ConversationState())
+
+    def _set_state(self, role: str, talk: ConversationState) -> None:
+        self._progress = self._progress.evolve(talks={**self._progress.talks, role: talk})
+
+    async def _take_turns(self, role: str) -> ConversationEnd:
+        """Continue a role's conversation until it ends: finished, limited, stuck, paused or in need of a person.
+
+        Raises:
+            ContinueAsNew: the history is long or the run should move to another build. `_progress` contains the open
+                conversation.
+            ActivityFailedError: an activity failed after all retries.
+        """
+        talk = self._state_of(role)
+        while True:
+            # First the calls of the last answer: a run that continues another one may start with some left.
+            if calls := _pending_calls(talk):
+                talk = await self._make_calls(role, talk, calls)
+                if ended := _find_end(talk):
+                    return ended
+            # Only here, after the calls: model services refuse a conversation in which a call has no result.
+            if self._pause_wanted:
+                return ConversationEnd(EndReason.PAUSED)
+            if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
+                raise ContinueAsNew
+            if reason := course.find_reached_bound(role, self._progress, self._bounds) or self._out_of_time():
+                return ConversationEnd(EndReason.BOUND, reason=reason)
+            talk = course.after_turn(talk, await self._take_turn(role, talk))
+            self._set_state(role, talk)
+            if reason := course.why_stuck(talk):
+                return ConversationEnd(EndReason.STUCK, reason=reason)
+
+    def _may_change_build(self) -> bool:
+        # Only after at least one turn: an operator who pins this run to its build would otherwise cause an endless loop
+        # of new runs.
+        return self._progress.turns > self._given.progress.turns and is_other_build_wanted()
+
+    @property
+    def _worked_s(self) -> float:
+        """Seconds spent on the delivery, including previous Temporal runs."""
+        return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
+
+    def _out_of_time(self) -> str:
+        limit = self._given.wall_limit_s
+        return f"the delivery reached its time limit of {limit:g} s" if self._worked_s >= limit else ""
+
+    async def _take_turn(self, role: str, talk: ConversationState) -> Turn:
+        number = self._progress.turns + 1
+        self._show()
+        turn = await self._runner.run(
+            CoderActivities.take_turn,
+            TurnRequest.of(
+                talk,
+                scope=self._scope,
+                role=role,
+                number=number,
+                results=tuple(result.result for result in talk.results),
+            ),
+            ActivityOptions(f"{role}: turn {number}", TURN_TIMEOUT),
+        )
+        # A field that a service does not report stays unknown in the sum; it must not count as zero.
+        usage = total((self._progress.usage, turn.usage))
+        # The result names the model that wrote the code, not those of the other roles.
+        model = turn.model if role == CODER else self._progress.model
+        self._progress = self._progress.evolve(turns=number, usage=usage, model=model)
+        return turn
+
+    async def _make_calls(self, role: str, talk: ConversationState, left: Calls) -> ConversationState:
+        turn = talk.turn
+        assert turn is not None
+        # Read-only calls run concurrently; a call that changes something waits for those before it.
+        if all(call.reads for _, call in left):
+            results = await asyncio.gather(*(self._use_tool(turn, index, call) for index, call in left))
+            talk = talk.evolve(results=(*talk.results, *results))
+        else:
+            for index, call in left:
+                result = await self._use_tool(turn, index, call)
+                talk = talk.evolve(results=(*talk.results, result))
+                # After each call: if the next one fails, the workflow's result still holds those that were made.
+                self._set_state(role, talk)
+                # The calls after a question or the end were planned without knowing the outcome, so they are dropped.
+                if result.question is not None or result.finished:
+                    break
+        talk = course.after_results(talk, talk.results)
+        self._set_state(role, talk)
+        return talk
+
+    async def _use_tool(self, turn: Turn, index: int, call: CallHead) -> CallResult:
+        request = ToolRequest(scope=self._scope, turn=turn.number, index=index)
+        if call.runs:
+            return await self._runner.run(CoderActivities.use_tool, request, ActivityOptions(call.tool, RUN_TIMEOUT))
+        # A local activity adds two events fewer to the history. The journal prevents a second execution either way.
+        return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
 
     # -- end ------------------------------------------------------------------------------------------
 
@@ -381,38 +352,37 @@ class CoderWorkflow:
         return self._result(status, error=ended.reason)
 
     def _result(self, status: ExecutorStatus, *, error: str = "") -> CoderResult:
-        talks = self._conversations
-        return CoderResult(status=status, session=talks.scope.session, progress=talks.progress, error=error)
+        return CoderResult(status=status, session=self._scope.session, progress=self._progress, error=error)
 
     def _continue_as_new(self) -> NoReturn:
         continue_as_new(
             self._given.evolve(
-                session=self._conversations.scope.session,
-                bounds=self._conversations.bounds,
-                progress=self._conversations.progress,
-                worked_s=self._conversations.worked_s,
+                session=self._scope.session,
+                bounds=self._bounds,
+                progress=self._progress,
+                worked_s=self._worked_s,
             )
         )
 
     @workflow.signal(description="Stop before the next turn. The episode pauses and resumes from that turn.")
     def pause(self, *_reason: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
-        self._conversations.pause_wanted = True
+        self._pause_wanted = True
 
     # -- status -----------------------------------------------------------------------------------------
 
     def _enter(self, state: CoderState, *, message: ArtifactRef | None = None, role: str = CODER) -> None:
         """Enter a state and publish it. If `message` is given, queue it for the next turn of `role`."""
         if message is not None:
-            self._conversations.queue_message(role, message)
-        self._conversations.progress = self._conversations.progress.entering(state)
+            self._set_state(role, course.add_message(self._state_of(role), message))
+        self._progress = self._progress.entering(state)
         self._log(state.value.lower())
         # Search attributes are not encrypted, so only enum values go there.
         workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])
         self._show()
 
     def _log(self, kind: str, text: str = "") -> None:
-        position = f"turn {self._conversations.progress.turns}"
+        position = f"turn {self._progress.turns}"
         entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({position})" if text else position)
         self._timeline = [*self._timeline, entry][-self.timeline_limit :]
 
@@ -422,16 +392,16 @@ class CoderWorkflow:
     @property
     def place(self) -> str:
         """Current state and turn, as shown by the replay tool."""
-        return f"{self._conversations.progress.state.value}, turn {self._conversations.progress.turns}"
+        return f"{self._progress.state.value}, turn {self._progress.turns}"
 
     @workflow.query(description="State, turns and tokens of the delivery")
     def status(self) -> CoderStatus:
         """Return a snapshot of the delivery."""
         return CoderStatus.of(
-            self._conversations.progress,
+            self._progress,
             title=self._given.title,
-            session=self._conversations.scope.session,
-            max_turns=self._conversations.bounds.max_turns,
+            session=self._scope.session,
+            max_turns=self._bounds.max_turns,
         )
 
     @workflow.query(description="What happened in this run, newest last")
