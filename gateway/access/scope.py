@@ -32,7 +32,7 @@ from tightloop.loop.model import LoopStatus
 from tightloop.operations import BY_NAME, KEYED, Operation, possible
 from tightloop.run.core import Queues
 from tightloop.run.question import Question
-from tightloop.safety.seal import Person, Role, is_id, role_for
+from tightloop.safety.seal import Person, Role, is_id
 from tightloop.settings import Settings
 
 EPISODES = ("episode",)
@@ -242,7 +242,7 @@ async def _require_role(scope: Scope, workflow: WorkflowRef, question: str) -> N
     """Check that the person has the roles that the questions to be answered require."""
     for open_question in (await scope.client.status(workflow.id)).questions:
         if not question or question in (open_question.id, open_question.step, open_question.window):
-            scope.require(role_for(open_question.kind, open_question.role))
+            scope.require(open_question.required_role)
 
 
 async def check_workspace(scope: Scope, workspace: str) -> Queues:

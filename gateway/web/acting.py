@@ -19,7 +19,7 @@ from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
 from tightloop.operations import BY_NAME, OPERATIONS, Operation
 from tightloop.run.question import Option, Question, QuestionKind
-from tightloop.safety.seal import Role, role_for
+from tightloop.safety.seal import Role
 from tightloop.value import first_problem
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
@@ -102,7 +102,7 @@ def describe_answer(actor: ActionContext) -> Intent:
         raise InvalidRequestError("no option was selected, so nothing was sent. Go back and select an option")
     question = next((candidate for candidate in line.questions if candidate.id == question_id), None)
     # The role comes first: without it nobody learns which questions are open.
-    actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
+    actor.scope.require(question.required_role if question is not None else Role.APPROVER)
     if question is None:
         raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} is no longer open")
     effect = next((choice.effect for choice in question.options if choice.name == option), "")

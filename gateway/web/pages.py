@@ -33,7 +33,7 @@ from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.run.core import RunStatus
-from tightloop.safety.seal import Person, Role, role_for
+from tightloop.safety.seal import Person, Role
 from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 from tightloop.wording import number_text, status_label, steps_done
@@ -412,7 +412,7 @@ def inbox(view: View, request: Request) -> Screen:
 def may_answer(view: View, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
     """Return whether the person may answer a question."""
     question = item.question if isinstance(item, InboxItem) else item.questions[number]
-    return view.may(role_for(question.kind, question.role))
+    return view.may(question.required_role)
 
 
 def episodes(view: View, request: Request) -> Screen:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.run.commands import read_argument
 from tightloop.safety.approval import Approval, FileVersion, ShownChange
+from tightloop.safety.seal import Role
 from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
 
 TEXT_CHARACTERS = 4_000
@@ -189,6 +190,12 @@ class Question(Value):
         """Return the answer as an approval of the change, or of some of its files."""
         shown = self.change.files if self.change is not None else ()
         return Approval(files=tuple(shown if files is None else files), by=answer.by, at=answer.at, asked=asked)
+
+    @property
+    def required_role(self) -> Role:
+        """Role that is required to answer. The requester of work cannot approve it."""
+        is_approval = self.role or self.kind in (QuestionKind.GATE, QuestionKind.POLICY)
+        return Role.APPROVER if is_approval else Role.OPERATOR
 
     @property
     def needs_person(self) -> bool:

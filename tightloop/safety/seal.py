@@ -178,10 +178,6 @@ def check_id(text: str) -> None:
         )
 
 
-APPROVALS = frozenset({"gate", "policy"})
-"""Kinds of questions that ask for an approval."""
-
-
 class Role(StrEnum):
     """Role of a person. Each role includes the permissions of the previous ones."""
 
@@ -216,13 +212,3 @@ class Person(Value):
 
     def sees(self, project: str) -> bool:
         return not self.projects or project in self.projects
-
-
-def role_for(kind: str, role: str) -> Role:
-    """Return the role that is required to give an answer. The requester of work cannot approve it.
-
-    Args:
-        kind: kind of the question.
-        role: role that the plan requires. If empty, anyone may answer.
-    """
-    return Role.APPROVER if role or kind in APPROVALS else Role.OPERATOR
