@@ -112,11 +112,7 @@ def plan(
 
 
 def show_plan(context: click.Context, workflow: LoopId, as_json: AsJson = False) -> None:
-
-    async def look(client: TightloopClient, key: str) -> LoopStatus:
-        return await _status(client, key)
-
-    status = session_of(context).on(workflow, look, Kind.LOOP)
+    status = session_of(context).on(workflow, _status, Kind.LOOP)
     if as_json:
         show_json(status.model_dump(mode="json"))
     else:

@@ -215,17 +215,12 @@ def project_plan(request: LoopRequest) -> Plan:
     )
 
 
-def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
-    """Insert the tasks into a project plan, between `dispatch` and `verify`."""
-    return _add_tasks(plan, tasks)
-
-
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
     """Add a task that resolves another task's conflict. If it completes, the other task is recovered."""
     # `recovers` is on by default, so the dependents of the conflicting task wait for this one.
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
-    return _add_tasks(plan.evolve(steps=steps), (task,))
+    return with_tasks(plan.evolve(steps=steps), (task,))
 
 
 def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
@@ -257,7 +252,8 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
     )
 
 
-def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
+    """Insert the tasks into a project plan, between `dispatch` and `verify`."""
     # Read back from the plan, so that a revision in a later run needs no copy of the request.
     arguments = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
     budget = Budget.model_validate(arguments["budget"])
