@@ -13,7 +13,6 @@ from tightloop.host import state_folder
 from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
-
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d.*"
 STATES = "DRAFT|DISPATCHING|RUNNING|VERIFYING|VERIFIED|FAILED|CANCELLED"
 TASK = {"taskId": r"ptask_\w+", "description": ".+", "priority": r"\d+", "status": "[A-Z_]+"}
@@ -61,7 +60,7 @@ async def test_a_project_is_planned_dispatched_and_verified(
             assert first.json() == again.json()
             plan = first.json()
             assert (plan["status"], len(plan["tasks"]), plan["projectId"]) == ("DRAFT", 5, project)
-            assert has_fields(plan, PLANNED | {name: "None" for name in ("runId", *VERIFIED, "gateResult")})
+            assert has_fields(plan, PLANNED | dict.fromkeys(("runId", *VERIFIED, "gateResult"), "None"))
             assert re.fullmatch("pkt_[0-9a-f]{16}", plan["packetId"])
             assert all(has_fields(task, TASK | {"status": "CREATED", "runId": "None"}) for task in plan["tasks"])
             assert [task["dependencies"] for task in plan["tasks"]][3:] == [
