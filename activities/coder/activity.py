@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
-from tightloop.value.recent import LruCache
 
 from activities.artifacts.port import ArtifactStores, get_model, put_text, write_durably
 from activities.attempt import should_stop
@@ -41,7 +40,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
 from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
-from tightloop.value import clip, format_count, shorten
+from tightloop.value import LruCache, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
