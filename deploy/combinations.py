@@ -65,17 +65,17 @@ def find_outcome(kind: str, work: str, checks: str, skipped: str, answer: str) -
 
 def _reason_against(kind: str, work: str, checks: str, skipped: str, answer: str) -> str:
     if kind == "episode" and "skip" in (answer, *(["skip"] if skipped != "none" else [])):
-        return "An episode has no steps to skip."
+        return "An episode does not have steps, so none can be skipped."
     if kind == "project plan" and answer == "skip":
-        return "A question about a task has no answer `skip`."
+        return "In a project plan, `skip` is not one of the possible answers."
     if answer == "skip" and skipped == "none":
-        return "The answer `skip` skips a step."
+        return "If you answer `skip`, at least one step is skipped."
     if skipped == "all" and work == "changed":
-        return "If all steps were skipped, none of them has changed a file."
+        return "If all steps are skipped, no step changes a file."
     if answer == "accept" and checks in ("red", "killed"):
-        return "The answer `accept` is about a finding of the proof, which only runs when all checks pass."
+        return "You can only `accept` a finding of the proof, and the proof only runs if all checks pass."
     if answer == "accept" and work != "changed" and checks != "red to green":
-        return "If no file has changed and no check has failed, the proof has no finding to accept."
+        return "If no file has changed and no check has failed, the proof finds nothing that you could accept."
     return ""
 
 

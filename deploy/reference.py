@@ -30,10 +30,9 @@ _ABOUT_SETTINGS = (
 )
 _ABOUT_SMALL = "These sections have only a few keys. `server.http_port` is the key `http_port` of the section `server`."
 _ABOUT_METRICS = (
-    "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show these of the episodes that ended in a time "
-    "range and are still in the ledger, each with the number `n` of known values, and of unknown ones, which are in "
-    "no figure. `p90` is the smallest value that is not below 90 % of them. Field names are those of `--json`; the API "
-    "uses camelCase."
+    "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show figures about the episodes that ended in a "
+    "time range. Deleted episodes are not included. For each figure, `n` is the number of known values, and `unknown` "
+    "is the number of values that are missing. `p90` is the 90th percentile. The API uses camelCase field names."
 )
 _ABOUT_PLANS = (
     "For an introduction, see [plans.md](../plans.md). Durations and fields that end with `_s` accept a number of "
@@ -115,10 +114,9 @@ _ABOUT_OUTCOMES = (
     "`filesChanged` counts the files that differ from the start."
 )
 _ABOUT_BASELINE = (
-    "The checks run once before the work begins. The first failure of a check, then or during the work, is repeated: "
-    "if the check passes the second time, it is flaky, and its failure does not count. Restored and forked runs keep "
-    "the results of their first run. If an amendment or a revision replaces the command of a check, only failures of "
-    "the new one count."
+    "The checks run once before the work begins. When a check fails for the first time, tightloop runs it again. If it "
+    "passes the second time, the check is flaky, and the failure does not count. If you restore or fork a run, it "
+    "keeps these first results. If you replace the command of a check, only failures of the new command count."
 )
 _ABOUT_COMBINATIONS = (
     "*Work* is what executors did: `none` if none ran or only a person edited files, `unchanged` if no tracked file "
@@ -169,7 +167,7 @@ def outcomes_page() -> str:
     return _page(
         "Outcomes", _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE,
         f"## All combinations\n{_ABOUT_COMBINATIONS}", "\n".join(combination_rows()),
-        f"Other combinations cannot occur. {' '.join(impossible_combinations())}",
+        "\n".join(("Other combinations cannot occur:\n", *(f"- {reason}" for reason in impossible_combinations()))),
     )  # fmt: skip
 
 
