@@ -15,15 +15,15 @@ current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellatio
 def should_stop() -> bool:
     """Return whether the activity should stop.
 
-    An activity should stop if it is cancelled, its worker shuts down, or nothing awaits its result. An attempt's
-    timeout is not a reason to stop, because the next attempt joins the running work.
+    An activity should stop if it is cancelled, its worker shuts down, or nothing awaits its result. The
+    timeout of an attempt is not a reason to stop, because the next attempt joins the running work.
     """
     cancellation = current_cancellation.get(None)
     return activity.is_cancelled() if cancellation is None else cancellation() is not None
 
 
 def is_cancelled_by_workflow() -> bool:
-    """Return whether the activity was cancelled by the workflow itself."""
+    """Return whether the workflow itself cancelled the activity."""
     # A worker that shuts down cancels its activities too, but another attempt follows then.
     cancellation = current_cancellation.get(activity.cancellation_details)
     details = cancellation()

@@ -29,7 +29,10 @@ class CollectionTotals(Value):
     """Used share of the tighter disk limit after the collection. 0 if there are no limits."""
 
     def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
-        """Add up two totals. The used share is taken from the later total."""
+        """Add two totals.
+
+        The used share, the marked count and the busy count are taken from the later total.
+        """
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")
@@ -46,7 +49,9 @@ class RetentionActivities:
 
     @activity.defn
     async def collect_leftovers(self) -> CollectionTotals:
-        """Free data that no open or kept workflow needs. Idempotent. The host's settings determine what is freed.
+        """Free data that no open or kept workflow needs. Idempotent.
+
+        The host's settings determine which data is freed.
 
         Raises:
             ServiceUnavailableError: Temporal is unreachable. Nothing was freed. Retryable.

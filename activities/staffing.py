@@ -13,20 +13,20 @@ from tightloop.value import Value
 
 
 class PollerRegistry(Protocol):
-    """All hosts' workers, as known to Temporal."""
+    """Registry of the workers on all hosts, as listed by Temporal."""
 
     async def count(self, queue: str) -> int:
-        """Return the number of workers on a task queue, including workers whose slots are all busy."""
+        """Return the number of workers on a task queue, including busy workers."""
         ...
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return the time at which a worker last polled a task queue, or None if no poll is known."""
+        """Return the time of the last poll of a task queue, or None if no poll is known."""
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started another workflow's latest run, or "" if it has no parent.
+        """Return the id of the workflow that started the latest run of another workflow.
 
-        The id is also empty if the other workflow is unknown.
+        Return "" if the other workflow is unknown or has no parent.
         """
         ...
 
@@ -36,7 +36,7 @@ class PollerRegistry(Protocol):
 
 
 class CheckWorkersRequest(Value):
-    """Request to look for workers on a waiting step's task queue."""
+    """Request to look for workers on the task queue of a waiting step."""
 
     scope: EpisodeScope
     queue: str
@@ -44,7 +44,7 @@ class CheckWorkersRequest(Value):
 
 
 class WorkerAvailability(Value):
-    """A task queue's workers, and the time to wait for them."""
+    """Workers on a task queue, and the time to wait for them."""
 
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)
@@ -56,7 +56,7 @@ class WorkerAvailability(Value):
 
 
 class ChildRequest(Value):
-    """Request about an open workflow that already has the id of a child workflow to be started."""
+    """Request to check whether an open workflow is a child of the requesting workflow."""
 
     scope: EpisodeScope
     """Scope of the workflow that wants to start the child."""
@@ -75,12 +75,12 @@ class WorkerCheckActivities:
 
     @property
     def definitions(self) -> list[Callable[..., Any]]:
-        """Activities that every worker that runs workflows registers."""
+        """Activities to register in every worker that runs workflows."""
         return [self.look_for_workers, self.is_child]
 
     @activity.defn
     async def is_child(self, request: ChildRequest) -> bool:
-        """Return whether the requesting workflow, in this or an earlier run, started the other workflow."""
+        """Return whether the requesting workflow started the other workflow, in this run or an earlier one."""
         return await self.pollers.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn

@@ -33,7 +33,10 @@ CONNECTIONS = 1_024
 
 
 def main() -> int:
-    """Run the gateway and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
+    """Run the gateway and return its exit code.
+
+    If there is a tightloop error, it is printed as one sentence and the exit code is 1.
+    """
     set_up(logging.INFO, content=False)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
@@ -55,13 +58,13 @@ def main() -> int:
 
 
 async def serve(settings: Settings, *, embedded: bool = False, settings_id: str = "") -> None:
-    """Serve until SIGTERM or SIGINT or, if `embedded` is set, until the end of standard input.
+    """Serve until SIGTERM or SIGINT. With `embedded`, also stop at the end of standard input.
 
     Commands on this host whose settings have the same `settings_id` send their requests to this gateway.
 
     Raises:
-        TightloopError: Temporal or the database does not respond, a key cannot be used, or the address is already in
-            use.
+        TightloopError: Temporal or the database does not respond, a key cannot be used, or the address is
+            already in use.
     """
     # Before waiting for Temporal, so that a taken address is reported at once.
     listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
@@ -80,7 +83,7 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
 
 
 async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
-    """Connect to Temporal, waiting for the server as long as workers do."""
+    """Connect to Temporal. Wait for the server for the same time as workers."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:

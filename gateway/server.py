@@ -97,7 +97,7 @@ class _Router:
         self._mcp = Endpoint(services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application that is responsible for its path."""
+        """Pass a request to the application that handles its path."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -121,9 +121,9 @@ class _Router:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _readiness(self) -> Response:
-        """Respond whether the database and Temporal are ready.
+        """Report whether the database and Temporal are ready.
 
-        The response has no other details, because no token is required.
+        The response contains no other details, because no token is required.
         """
 
         async def works(check: Awaitable[object]) -> bool:

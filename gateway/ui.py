@@ -52,7 +52,7 @@ _SIGN_IN = SignIn(
 
 
 class OneToken:
-    """Accounts with a single token, which belongs to the owner."""
+    """Accounts with a single token that belongs to the owner."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -75,7 +75,7 @@ def ui_access(settings: Settings, token: str) -> Access:
 
 
 def codec_access(settings: Settings, token: str) -> Access:
-    """Return the access rules for the codec server of a cluster whose Web UI is on another host."""
+    """Return the access rules for the codec server of a cluster that has its Web UI on another host."""
     listen, codec = settings.codec.listen, settings.codec
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
@@ -123,10 +123,10 @@ _REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
 
 
 def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
-    """Encode or decode the payloads of a codec request, and return them as JSON with the same structure.
+    """Encode or decode the payloads of a codec request, and return JSON with the same structure.
 
-    `decode` does not change payloads that the codec did not create. These include references to external storage (with
-    and without `preserveStorageRefs`), which tightloop does not use.
+    `decode` does not change payloads that the codec did not create. These include references to external
+    storage (with and without `preserveStorageRefs`), which tightloop does not use.
 
     Raises:
         InvalidRequestError: the body is not a list of payloads, or a payload is in external storage.
@@ -182,7 +182,7 @@ class Proxy:
     """Reverse proxy for one Web UI."""
 
     def __init__(self, upstream: str) -> None:
-        """Prepare to forward requests to the Web UI at `upstream`, which is `host:port`."""
+        """Prepare to forward requests to the Web UI at `upstream`, given as `host:port`."""
         limits = httpx2.Limits(max_connections=CONNECTIONS)
         # Without proxy settings from the environment, which are meant for the internet.
         self._url = f"http://{upstream}/"
@@ -259,7 +259,7 @@ def _target(request: Request) -> str:
 def _forwarded_headers(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
     """Return the headers to forward.
 
-    These exclude hop-by-hop headers, headers named in Connection, and those in `dropped`.
+    Hop-by-hop headers, headers named in Connection and headers in `dropped` are removed.
     """
     pairs = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.split(b",")}
@@ -288,8 +288,8 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
 
     Args:
         access: access rules.
-        codec: encodes and decodes payloads. None leaves them unchanged.
-        upstream: `host:port` of the server's own Web UI. With None, only the codec routes are served.
+        codec: encodes and decodes payloads. If None, payloads are not changed.
+        upstream: `host:port` of the server's own Web UI. If None, only the codec routes are served.
     """
 
     async def transform(request: Request) -> Response:
@@ -339,7 +339,10 @@ READY = "the sign-in listens at"
 
 
 def main() -> int:
-    """Run the server and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
+    """Run the server and return its exit code.
+
+    If there is a tightloop error, it is printed as one sentence and the exit code is 1.
+    """
     set_up(logging.INFO, content=False)
     # Their request logs contain the UI's secret address.
     for name in ("httpx2", "httpcore2"):
@@ -361,7 +364,7 @@ def main() -> int:
 
 
 def serve(settings: Settings, *, embedded: bool) -> None:
-    """Serve until SIGTERM or SIGINT or, if `embedded` is set, until the end of standard input.
+    """Serve until SIGTERM or SIGINT. With `embedded`, also stop at the end of standard input.
 
     Raises:
         TightloopError: a key or the token cannot be used, or the address is already in use.

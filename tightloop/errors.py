@@ -81,7 +81,10 @@ class Problem:
         return self.severity is Severity.ERROR
 
     def __str__(self) -> str:
-        """Return `file:line:column: message. suggestion.` without the unknown parts."""
+        """Format the problem as `file:line:column: message. suggestion`.
+
+        Unknown parts are omitted.
+        """
         location = [self.file] if self.file else []
         location += [str(number) for number in self.position] if self.position.line else []
         prefix = "warning: " if self.severity is Severity.WARNING else ""
@@ -92,12 +95,15 @@ class Problem:
 
 
 def followed_by(sentence: str, more: str) -> str:
-    """Join two sentences, of which the first may end with a question mark."""
+    """Join two sentences. The first sentence may end with a question mark."""
     return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 
 def did_you_mean(misspelt: str, candidates: Iterable[str]) -> str:
-    """Return a suggestion for a misspelled word: the closest known word, or up to `CANDIDATES_SHOWN` candidates."""
+    """Suggest a correction for a misspelled word.
+
+    The suggestion is the closest known word, or up to `CANDIDATES_SHOWN` candidates.
+    """
     # Most importers of this module never misspell a word, so difflib is imported on first use.
     from difflib import get_close_matches
 
@@ -179,12 +185,12 @@ class PlanError(InvalidRequestError):
 
 
 class ExpressionError(InvalidRequestError):
-    """An expression or reference in a plan is invalid, or it cannot be evaluated with the given values.
+    """An expression or reference in a plan is invalid or cannot be evaluated.
 
     Attributes:
-        problem: description.
+        problem: description of the problem.
         column: position in the text, counted from 1.
-        suggestion: suggested replacement; may be empty.
+        suggestion: suggested replacement, or "" if there is none.
     """
 
     def __init__(self, problem: str, column: int = 1, suggestion: str = "") -> None:
@@ -196,7 +202,10 @@ class ExpressionError(InvalidRequestError):
 
 
 class ReferenceMissingError(InvalidRequestError):
-    """A reference in a plan has no value: the step was skipped, has no such output, or does not exist."""
+    """A reference in a plan has no value.
+
+    The step was skipped, does not exist, or does not have this output.
+    """
 
 
 class WrongStateError(InvalidRequestError):
@@ -204,7 +213,7 @@ class WrongStateError(InvalidRequestError):
 
     Attributes:
         state: current state.
-        possible: operations that the state allows; empty if there are none or they are unknown.
+        possible: operations that the state allows. Empty if none are known.
     """
 
     status, code = 409, "wrong-state"
@@ -216,12 +225,12 @@ class WrongStateError(InvalidRequestError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the state and the operations it allows."""
+        """Return the state and the operations that it allows."""
         return {"state": self.state, "possible": list(self.possible)}
 
 
 class IdTakenError(InvalidRequestError):
-    """The id is already used, or was used, by another episode or plan."""
+    """The ID is or was used by another episode or plan."""
 
     status, code = 409, "id-taken"
 
@@ -243,7 +252,7 @@ class WorkspaceElsewhereError(WorkspaceError):
     """The workspace belongs to another host or another state home.
 
     Attributes:
-        homes: task queues of the hosts that may own the workspace; empty if the owner is known.
+        homes: task queues of the hosts that may own the workspace. Empty if the owner is known.
     """
 
     def __init__(self, message: str, homes: tuple[str, ...] = ()) -> None:
@@ -295,7 +304,10 @@ class ArtifactCorruptError(ArtifactError):
 
 
 class StorageFullError(TightloopError):
-    """The disk is full, so the artifact was not written. The error is not retryable; a person is asked immediately."""
+    """The disk is full, so the artifact was not written.
+
+    The error is not retryable. A person is asked immediately.
+    """
 
     status, code = 507, "storage-full"
 
@@ -304,7 +316,7 @@ class StorageFullError(TightloopError):
         """Return the error for a full disk or an exhausted quota.
 
         Args:
-            path: file or folder on that disk.
+            path: file or folder on the full disk.
             cause: operating system error, or its text.
             writing: phrase that follows "while" in the message, such as `storing 210 bytes`.
         """

@@ -24,7 +24,10 @@ LEAST_RATE = 0.1
 
 
 def wilson(worked: int, tried: int) -> float:
-    """Return the lower bound of the success rate (Wilson 1927, 95 %): 1 of 1 gives 0.21, 9 of 10 gives 0.60."""
+    """Return the lower bound of the success rate (Wilson 1927, 95 %).
+
+    For example, 1 of 1 gives 0.21, and 9 of 10 gives 0.60.
+    """
     if tried <= 0:
         return 0.0
     rate, square = worked / tried, Z * Z
@@ -33,7 +36,7 @@ def wilson(worked: int, tried: int) -> float:
 
 
 class Evidence(Value):
-    """Number of times that a pattern was tried, and how often it worked."""
+    """Number of attempts and successes of a pattern."""
 
     worked: int = 0
     tried: int = 0
@@ -123,7 +126,7 @@ class Pattern(Value):
 
 
 class Outcome(Value):
-    """Attempt to fix a failure with a pattern, with the result of the check."""
+    """Result of an attempt to fix a failure with a pattern."""
 
     signature: str
     pattern: str
@@ -135,7 +138,7 @@ class Outcome(Value):
 
 
 class Fact(Value):
-    """Named statement about a project that is kept in the memory."""
+    """Named statement about a project, stored in the memory."""
 
     key: str
     text: str
@@ -159,7 +162,7 @@ class Query(Value):
 
 
 class Match(StrEnum):
-    """Way in which a search result matches the query."""
+    """Type of match between a search result and the query."""
 
     SIGNATURE = "signature"
     SIMILAR = "similar"
@@ -245,7 +248,10 @@ class Profile(NamedTuple):
     """Weight of the BM25 share relative to the cosine."""
 
     def in_words(self) -> "Profile":
-        """Return the profile for free-text queries, which share no words with the answer."""
+        """Return a profile for free-text queries.
+
+        The profile ignores word scores, because these queries share no words with the answer.
+        """
         return self._replace(threshold=self.loose, lexical_weight=0.0)
 
 
@@ -272,12 +278,14 @@ class SearchHit(NamedTuple):
 def fuse_scores(
     vectors: Mapping[str, float], word_scores: Mapping[str, float], profile: Profile | None, *, highest: float
 ) -> list[SearchHit]:
-    """Combine the scores of both search methods, and return the results above the thresholds, best first.
+    """Combine the scores of both search methods.
+
+    Return the results above the thresholds, best first.
 
     Args:
         vectors: cosine per result.
         word_scores: BM25 score per result.
-        profile: profile of the embedder; None if there are no vectors.
+        profile: profile of the embedder. None if there are no vectors.
         highest: BM25 score of the query against itself.
     """
     shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in word_scores.items()}
@@ -376,7 +384,7 @@ TEXT_CHARACTERS = 2_000
 
 
 def hash_text(text: str, dimension: int) -> "array[float]":
-    """Return the unit vector of a text as float32 (dimension,)."""
+    """Hash a text to a float32 unit vector of length `dimension`."""
     counts: Counter[str] = Counter()
     for token in text.lower()[:TEXT_CHARACTERS].split():
         # The spaces make the ends of a word differ from its middle.
@@ -419,9 +427,9 @@ class Embedder(Protocol):
 
 
 class HashingEmbedder:
-    """Embedder that hashes character n-grams and needs no model.
+    """Embedder that hashes character n-grams. No model is needed.
 
-    Texts with similar spelling, rather than similar meaning, get similar vectors.
+    Texts with similar spelling get similar vectors, regardless of their meaning.
     """
 
     name = NAME

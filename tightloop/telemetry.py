@@ -123,7 +123,10 @@ class TelemetrySettings(Document):
         return "" if self.find_ignore_reason(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
     def find_ignore_reason(self, environ: Mapping[str, str]) -> str:
-        """Return the reason why the environment's collector is ignored, or "" if the collector is used or not set."""
+        """Return the reason why the collector in the environment is ignored.
+
+        The result is "" if the collector is used or not set.
+        """
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
         # Names and values of the OpenTelemetry specification; the exporter of the `telemetry` extra supports HTTP only.
@@ -135,7 +138,7 @@ class TelemetrySettings(Document):
         return ""
 
     def describe(self, environ: Mapping[str, str]) -> str:
-        """Describe where traces and metrics are sent, or return "" if telemetry is off."""
+        """Describe the destinations of traces and metrics. Return "" if telemetry is off."""
         endpoint = self.endpoint(environ)
         # Unlike the setting, the environment variable is not validated and may contain a password.
         address = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
@@ -150,14 +153,15 @@ class TelemetrySettings(Document):
 def span_name(name: str) -> str:
     """Return the name of a span.
 
-    Names that are not built from type and message names are replaced with their digest.
+    Names are only exported if they consist of type and message names. Other names are replaced with a
+    digest.
     """
     # Workflow and message types are names that a foreign client can choose.
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 
 
 def span_attributes(attributes: Mapping[str, object]) -> dict[str, str | int | tuple[str, ...]]:
-    """Return the attributes that may be exported. Values that do not look like ids are replaced with their digest."""
+    """Return the attributes that may be exported. Values that do not look like IDs are hashed."""
     exported: dict[str, str | int | tuple[str, ...]] = {}
     for name, value in attributes.items():
         if name in SPAN_ATTRIBUTES:
@@ -174,7 +178,7 @@ def _id(text: str) -> str:
 
 
 def class_name(text: object) -> str:
-    """Return an error's class name, or `error` if the value does not look like one."""
+    """Return the class name of an error, or `error` if the text does not look like a class name."""
     return text if isinstance(text, str) and _CLASS.fullmatch(text) else "error"
 
 

@@ -44,7 +44,10 @@ PATHS_SHOWN = 5
 
 
 def diff_text(change: Any) -> tuple[str, ...]:
-    """Return the diff that a question shows, and the command for the rest if it is longer."""
+    """Return the diff lines that a question shows.
+
+    If the diff is longer, the last line names the command that shows all of it.
+    """
     if not change.more:
         return tuple(change.lines)
     rest = f"... and {format_count(change.more, 'more line')}. Show all of them: {change.command}"
@@ -73,12 +76,12 @@ def span(seconds: float) -> str:
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
-    """Return the status to display. A pause for a question of the executor becomes `NEEDS_RESPONSE`."""
+    """Return the status to display. A pause for the executor's question becomes `NEEDS_RESPONSE`."""
     return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
 
 
 def budget_line(spent: Any, budget: Any) -> str:
-    """Return the spent budget, such as `iterations 3/15, tokens 1200`."""
+    """Return the budget used so far, such as `iterations 3/15, tokens 1200`."""
 
     def of(used: float, limit: float | None) -> str:
         return number_text(used) if limit is None else f"{number_text(used)}/{number_text(limit)}"
@@ -104,7 +107,7 @@ def budget_line(spent: Any, budget: Any) -> str:
 
 
 def moment_text(moment: datetime | str) -> str:
-    """Format a time with its zone. Documents contain it as a text."""
+    """Format a time with its time zone. Documents contain the time as ISO 8601 text."""
     at = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment)
     return f"{at:%Y-%m-%d %H:%M %Z}"
 
@@ -118,7 +121,7 @@ def top_up_options(reason: str) -> str:
     """Return the `tightloop top-up` options that raise an exhausted budget, or "" if there are none.
 
     Args:
-        reason: contains the exhausted bounds, such as `max_api_calls is 1` (plan) or `tokens 12 of 10` (episode).
+        reason: the exhausted limits, such as `max_api_calls is 1` (plan) or `tokens 12 of 10` (episode).
     """
     reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
     # Without repeats: `wall_s` and `wall_time` have the same option.
@@ -126,7 +129,7 @@ def top_up_options(reason: str) -> str:
 
 
 def work_text(work: Any, now: datetime | None = None) -> str:
-    """Describe the running work, with its age if `now` is given, otherwise with its start time."""
+    """Describe the running work, with its age if `now` is given and its start time otherwise."""
     if not work.what:
         return ""
     parts = [work.what]
@@ -157,7 +160,7 @@ def drift_files(drift: Any) -> str:
 
 
 def drift_text(drift: Any) -> str:
-    """Describe how unexpected changes to files were handled."""
+    """Describe how unexpected file changes were handled."""
     outcome = "undone" if drift.bring_back else "kept together with the delivered changes"
     named = drift_files(drift)
     match drift.cause:
@@ -172,7 +175,7 @@ def drift_text(drift: Any) -> str:
 
 
 def steps_done(counts: dict[str, int]) -> str:
-    """Return the number of completed steps out of all steps, such as `3/10`, or "" if there are no counts."""
+    """Return the number of completed steps, such as `3/10`, or "" if there are no counts."""
     done = counts.get("completed", 0) + counts.get("recovered", 0)
     return f"{done}/{sum(counts.values())}" if counts else ""
 

@@ -42,7 +42,7 @@ AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Probe all executors, sandboxes and the remote store, which takes up to about half a minute."""
+    """Probe all executors, all sandboxes and the remote store. This can take half a minute."""
     registry = host_executors(settings, build_executor_dependencies(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         availabilities = list(pool.map(lambda name: _availability(registry, name), registry.names))
@@ -76,7 +76,10 @@ def print_description(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Run one command and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
+    """Run one command and return its exit code.
+
+    If there is a tightloop error, it is printed as one sentence and the exit code is 1.
+    """
     set_up(logging.INFO, content=True)
     logging.getLogger("temporalio").setLevel(logging.WARNING)
     # Failures of activities are logged in one line by the interceptor.

@@ -100,7 +100,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A task queue with its workflows and activities."""
+    """Task queue with its workflows and activities."""
 
     queue: str
     workflows: Sequence[type]
@@ -193,7 +193,7 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 def model_service(
     planner: PlannerSettings, environ: Mapping[str, str], strictest: PromptPrivacy = PromptPrivacy.FULL
 ) -> ModelService:
-    """Return the planner's model service. `OPENAI_BASE_URL` applies if the settings have no base URL."""
+    """Return the planner's model service. `OPENAI_BASE_URL` is used if the settings have no base URL."""
     return ModelService(
         api_key=environ.get(planner.api_key_env, ""),
         base_url=planner.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL,
@@ -271,16 +271,18 @@ def build_workers(
 ) -> list[Worker]:
     """Build a worker for each task queue that a role serves, without starting the workers.
 
-    The roles `all` and `workspace` serve the queue of this host and state home. `all` also serves the queues that the
-    settings define for individual capabilities.
+    The roles `all` and `workspace` serve the queue of this host and state home. The role `all` also
+    serves the queues that the settings define for individual capabilities.
 
     Args:
         client: connection to Temporal.
         settings: effective settings.
         role: the process's role.
-        adapters: adapters to use. None uses the adapters that the settings configure.
-        runner: workflow runner. None uses the sandbox. `PRODUCTION_RUNNER` needs less memory.
-        tenure: id of the lease on the host's name, which all processes of a state home share. See `hosting.tenure`.
+        adapters: adapters to use. By default, the adapters are built from the settings.
+        runner: workflow runner. The default is the sandboxed runner. `PRODUCTION_RUNNER` needs less
+            memory.
+        tenure: id of the lease on the host's name. All processes of a state home share the lease. See
+            `hosting.tenure`.
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
@@ -325,7 +327,7 @@ def build_workers(
 def _key_of(client: Client) -> str:
     """Return the suffix of a worker's identity that identifies its encryption key.
 
-    Creates a key if there is none, so call this only after comparing the keys with those of other workers.
+    Create a key if there is none. Call this only after comparing the keys with those of other workers.
     """
     codec = client.data_converter.payload_codec
     return f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
@@ -424,10 +426,11 @@ def _writer_of(use: Adapters, planner: str) -> ScenarioWriter | None:
 
 
 def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
-    """Return a function that raises an error for requests which this worker cannot carry out.
+    """Return a function that raises an error for requests that this worker cannot carry out.
 
-    The function rejects checks that cannot fail, checks that need bash if this host has none, and hidden scenarios that
-    are not on this host. Unless another queue serves executors, it also rejects unknown executors.
+    The function rejects checks that cannot fail, checks that need bash on a host without bash, and hidden
+    scenarios that are not on this host. It also rejects unknown executors, unless another queue serves
+    executors.
     """
 
     def refuse(episode: EpisodeRequest) -> None:

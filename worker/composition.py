@@ -76,7 +76,7 @@ from tightloop.value import Document, Value, first_problem
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
-    """Return the model service that the coder uses. Settings that the coder lacks are taken from the planner."""
+    """Return the coder's model service. Settings that the coder lacks are taken from the planner."""
     coder, planner = settings.coder, settings.planner
     # A base URL of the coder's own may belong to another provider, who must not get the planner's key.
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
@@ -109,7 +109,7 @@ def host_executors(settings: Settings, host_surroundings: ExecutorDependencies) 
 
 
 def load_early(settings: Settings, sandbox: Sandbox) -> None:
-    """Preload the model client and probe the sandbox so that the first turn or command does not wait for them."""
+    """Preload the model client and probe the sandbox, so that the first turn or command is not delayed."""
     service = coder_service(settings, os.environ)
     if service.configured:
         sandbox.probe()
@@ -118,7 +118,7 @@ def load_early(settings: Settings, sandbox: Sandbox) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdapters:
-    """Ports of the plan activities. Most of them are shared with episodes."""
+    """Ports of the plan activities. Most of them are also used by episodes."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -204,7 +204,7 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
 
 
 def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> dict[Capability, Runner]:
-    """Return the runners for `model` and `decision` steps, which apply each workspace's prompt privacy."""
+    """Return the runners for `model` and `decision` steps. They apply the prompt privacy of each workspace."""
     model = PlanModel(service, prompt_privacy_of)
     return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
 
@@ -225,7 +225,7 @@ def plan_writer(service: ModelService, settings: Settings) -> PlanWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters(PlanAdapters):
-    """Ports of all activities. Tests and embedding programs replace individual fields."""
+    """Ports of all activities. Tests and embedding programs can replace individual fields."""
 
     outboxes: Outboxes
     executors: Executors
@@ -297,7 +297,7 @@ class Recall(Document):
 
 
 def memories(settings: Settings, service: ModelService) -> Memories:
-    """Return a function that opens project memories. A failing memory never fails its caller."""
+    """Return a function that opens project memories. Errors of a memory do not reach its caller."""
     if not settings.memory.enabled:
         return no_memories
 
@@ -352,7 +352,7 @@ def copies_of(settings: Settings, client: Client) -> Copies | None:
 
 
 def need_bucket(settings: Settings) -> None:
-    """Check that the configured bucket works, if there is one.
+    """Check that the configured bucket works. Do nothing if no bucket is configured.
 
     Raises:
         SettingsError: the bucket's server ignores conditional writes.

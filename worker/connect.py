@@ -38,9 +38,9 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
 
     Args:
         settings: effective settings.
-        telemetry: None disables telemetry.
-        wait_s: seconds to wait for the server and its namespace. 0 checks the connection once and does not check the
-            namespace.
+        telemetry: telemetry for the connection. None disables it.
+        wait_s: seconds to wait for the server and its namespace. If 0, the connection is checked once and
+            the namespace is not checked.
 
     Raises:
         ServiceUnavailableError: Temporal does not respond.
@@ -67,7 +67,7 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
 
 
 async def _need_namespace(client: Client) -> None:
-    """Check that the namespace exists. Otherwise, workers would fail later with a less helpful error.
+    """Check that the namespace exists. Without this check, workers fail later with a less helpful error.
 
     Raises:
         ServiceUnavailableError: the namespace does not exist, or Temporal does not respond.
@@ -104,7 +104,7 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
 
 
 async def known_workflows(client: Client, where: str = "") -> tuple[Execution, ...]:
-    """Return all episode and plan runs that Temporal knows and that match the optional condition `where`.
+    """Return all episode and plan runs in Temporal that match the optional condition `where`.
 
     Raises:
         ServiceUnavailableError: Temporal does not respond.
@@ -131,7 +131,7 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
 
 
 def ended_episodes(client: Client) -> Callable[[str], bool]:
-    """Return a predicate that tells whether an episode has closed or is unknown to Temporal.
+    """Return a predicate that is true if an episode has closed or is unknown to Temporal.
 
     Must be called from the client's event loop. The predicate blocks, so use it in activity threads.
     """
@@ -158,11 +158,11 @@ _LINES = "privacy:\n  encrypt: true\n"
 def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
     """Set `privacy.encrypt` in the settings file and create the first key if needed.
 
-    Because it is set in the file, it also applies to workers and clients in other terminals.
+    The file also applies to workers and clients in other terminals.
 
     Args:
         settings: effective settings.
-        settings_file: file that the settings were read from. None uses the user's own file.
+        settings_file: file from which the settings were read. The default is the user's own file.
 
     Raises:
         SettingsError: the file cannot be changed, or another source turns encryption off.

@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def skipped(self) -> bool:
-        """True if the run was skipped because none of this installation's workers supports its type."""
+        """True if the run was skipped because none of this installation's workers supports its workflow type."""
         return self.run.workflow_type not in WORKFLOW_TYPES
 
 
@@ -73,8 +73,8 @@ def query_of(settings: Settings, query: str = "", days: int | None = None) -> st
 
     Args:
         settings: effective settings.
-        query: base query. If empty, all workflows on the installation's task queues are included.
-        days: None includes runs regardless of when they ended.
+        query: base query. If empty, the query matches all workflows on the installation's task queues.
+        days: number of days. None includes all runs that have ended.
     """
     queue = settings.temporal.task_queue
     # Others may share the namespace. Coder and retention workflows run on the queues of hosts.
@@ -107,7 +107,7 @@ async def find_runs(client: Client, query: str) -> list[Run]:
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
     """Replay the histories of runs in parallel processes.
 
-    Runs of foreign types are reported as skipped. Expired runs are omitted.
+    Runs of unsupported workflow types are reported as skipped. Expired runs are omitted.
     """
     batches = [runs[start : start + BATCH] for start in range(0, len(runs), BATCH)]
     processes = min(len(batches), os.cpu_count() or 1)
@@ -157,7 +157,7 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
 
 
 def failed_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes of runs that the current code must not continue, because replaying them failed."""
+    """Return the outcomes of runs whose replay failed. The current code must not continue these runs."""
     return [outcome for outcome in outcomes if outcome.failure]
 
 
@@ -223,7 +223,7 @@ DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
 
 @dataclass(frozen=True)
 class Build:
-    """One of the deployment's builds, as reported by Temporal."""
+    """Build of the deployment, as reported by Temporal."""
 
     build_id: str
     state: str
@@ -238,7 +238,7 @@ UNVERSIONED = "unversioned"
 
 
 class Deployment:
-    """A deployment's builds, and the routing of new workflows to one of them."""
+    """Builds of a deployment, and the routing of new workflows to these builds."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
         """Describe the deployment `name`. An empty build id stands for workers without a version.
@@ -250,7 +250,7 @@ class Deployment:
 
     @property
     def version(self) -> str:
-        """Temporal's version name for this installation's build. Empty if it has no version."""
+        """Version name of this installation's build in Temporal. Empty if the build has no version."""
         return version_name(self.name, self.build_id) if self.build_id else ""
 
     @property
@@ -261,7 +261,7 @@ class Deployment:
     # -- builds -----------------------------------------------------------------------------------------
 
     async def builds(self) -> list[Build]:
-        """Return the known builds, starting with the current build and then ramping builds."""
+        """Return the known builds. The current build comes first, followed by ramping builds."""
         answer = await self._describe()
         routing = answer.worker_deployment_info.routing_config
         summaries = answer.worker_deployment_info.version_summaries
@@ -311,7 +311,7 @@ class Deployment:
         )
 
     async def _queues(self, build_ids: Iterable[str]) -> tuple[str, ...]:
-        """Return the task queues that this installation serves now or that one of the builds serves."""
+        """Return the task queues that this installation or one of the builds serves."""
         there = await topology_of(self._calls, self._settings)
         queues = dict.fromkeys((there.main_queue, *there.homes, *there.named))
         for build_id in build_ids:
@@ -349,7 +349,7 @@ class Deployment:
         """Check that this build has live workers on every task queue that new workflows need.
 
         Raises:
-            InvalidRequestError: workers are missing. Without this check, new workflows would wait for them.
+            InvalidRequestError: workers are missing. New workflows would wait for these workers.
         """
         current = (await self._describe()).worker_deployment_info.routing_config.current_deployment_version.build_id
         queues = await self._queues([current] if current else [])
@@ -370,10 +370,13 @@ class Deployment:
             )
 
     async def need_fitting_histories(self, days: int) -> str:
-        """Replay workflows that are open or ended in the last `days` days with the installed code, and return a report.
+        """Replay recent workflows with the installed code, and return a report.
+
+        Recent workflows are open, or ended in the last `days` days.
 
         Raises:
-            InvalidRequestError: the code does not match a history. The message names the workflow and the reason.
+            InvalidRequestError: the code does not match a history. The message names the workflow and the
+                reason.
         """
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
@@ -401,7 +404,7 @@ class Deployment:
             await self._client.workflow_service.set_worker_deployment_current_version(request, timeout=CALL_TIMEOUT)
 
     async def ramp(self, percent: float) -> None:
-        """Start a percentage of new workflows and runs on this build. 0 ends the ramp."""
+        """Route a percentage of new workflows and runs to this build. 0 ends the ramp."""
         description = await self._describe()
         if not percent and not description.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
             return
@@ -418,13 +421,13 @@ class Deployment:
 
 
 async def find_deployment(client: Client, settings: Settings, *, unversioned: bool = False) -> Deployment:
-    """Return the deployment that is named in the settings.
+    """Return the deployment that the settings name.
 
     Args:
         client: connection to Temporal.
         settings: effective settings.
-        unversioned: select workers without a version. If the settings do not name a deployment, use the deployment that
-            has workers on the episodes' task queue or that Temporal routes to.
+        unversioned: select workers without a version. If the settings do not name a deployment, use the
+            deployment that Temporal routes to or that has workers on the episodes' task queue.
 
     Raises:
         SettingsError: there is no deployment.
@@ -494,11 +497,13 @@ def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
 
 
 async def promote(client: Client, settings: Settings, days: int, *, unversioned: bool = False) -> str:
-    """Make this installation's build, or the workers without a version, current.
+    """Make this installation's build current.
+
+    With `unversioned`, make the workers without a version current instead.
 
     Raises:
-        InvalidRequestError: live workers are missing on a task queue, or the code does not match a history. Nothing was
-            changed.
+        InvalidRequestError: live workers are missing on a task queue, or the code does not match a
+            history. Nothing was changed.
     """
     deployment = await find_deployment(client, settings, unversioned=unversioned)
     report = await _check_deployment(deployment, days)
@@ -511,9 +516,9 @@ async def promote(client: Client, settings: Settings, days: int, *, unversioned:
 
 
 async def ramp(client: Client, settings: Settings, percent: float, days: int) -> str:
-    """Start a percentage of new workflows on this installation's build. 0 ends the ramp.
+    """Route a percentage of new workflows to this installation's build. 0 ends the ramp.
 
-    Runs the checks of `promote` first.
+    This first runs the same checks as `promote`.
 
     Raises:
         InvalidRequestError: see `promote`. Nothing was changed.

@@ -51,13 +51,13 @@ class Health:
         self._drains = True
 
     def problem_of_life(self) -> str:
-        """Return the reason why the process should be replaced. The reason is empty if the process is alive."""
+        """Return the reason why the process should be replaced, or "" if the process is alive."""
         # Draining stops workers on purpose; a restart now would cut their last activities off.
         dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
         return f"the worker for task queue {dead[0]} has stopped. Restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return the reason why the process cannot accept work. The reason is empty if the process is ready.
+        """Return the reason why the process cannot accept work, or "" if the process is ready.
 
         The result is cached for `ANSWER_SECONDS`.
         """
@@ -108,7 +108,7 @@ class Health:
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
-    """Return the entry that Temporal lists for a worker, or None if it is not listed yet."""
+    """Return Temporal's entry for a worker, or None if the worker is not listed yet."""
     config = worker.config()
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
@@ -120,7 +120,9 @@ async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
 
 @asynccontextmanager
 async def serving_health(settings: Settings) -> AsyncIterator[Health]:
-    """Serve `/healthz` and `/readyz` on `worker.health_bind` during the block. Do nothing if that setting is empty.
+    """Serve `/healthz` and `/readyz` on `worker.health_bind` during the block.
+
+    Do nothing if the setting is empty.
 
     Raises:
         SettingsError: the address cannot be bound.

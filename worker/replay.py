@@ -112,7 +112,8 @@ def foreign_type(workflow_type: str) -> str:
 async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
     """Fetch the history of an open or closed workflow from the server.
 
-    For an episode or a plan, this is the run that `status` shows and not a later start that was refused.
+    For an episode or a plan, this is the run that `status` shows. Later starts that were refused are
+    skipped.
 
     Raises:
         EpisodeNotFoundError: the server has no such workflow.
@@ -137,9 +138,10 @@ async def replay(
     """Replay a history against the current code.
 
     Args:
-        history: history to replay. It may be sealed, as on the server, or decrypted, as in an export.
+        history: history to replay. Histories from the server are sealed, and exported histories are
+            decrypted.
         converter: data converter with the keys for an encrypted history.
-        namespace: seals that were created for this namespace are verified. Other namespaces' seals are not.
+        namespace: namespace whose seals are verified. Seals of other namespaces are not verified.
 
     Raises:
         SettingsError: a key is missing. The message names it. The code may still match the history.
@@ -172,7 +174,7 @@ def _quiet_runtime() -> Runtime:
 
 
 def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _CapturedInstance | None) -> str:
-    """Explain where replay diverges from the history, with the event and the command at that position."""
+    """Explain where a replay diverges from the history. Names the event and the command at that position."""
     mismatch = _MESSAGE.search(failure)
     message = (
         mismatch[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if mismatch else failure
@@ -219,7 +221,7 @@ def _checkpoint_text(captured: _CapturedInstance | None) -> str:
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
-    """Return a data converter that reads the history as its worker would. The required keys must be available."""
+    """Return a data converter that reads the history like its original worker. The keys must be available."""
     # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec
@@ -234,7 +236,10 @@ async def _reader(history: WorkflowHistory, converter: DataConverter, namespace:
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:
-    """Check that the keys are available, because the SDK logs a stack trace for each payload that it cannot decrypt."""
+    """Check that the required keys are available.
+
+    Without this check, the SDK logs a stack trace for each payload that it cannot decrypt.
+    """
     ids = sorted(set().union(*map(key_ids, history.events)))
     if not ids:
         return

@@ -65,7 +65,7 @@ class RerunResult(Value):
 def print_rerun(settings: Settings) -> bool:
     """Read a `RerunRequest` as JSON from standard input and print the results as JSON.
 
-    Return whether all commands passed.
+    Return True if all commands passed.
 
     Raises:
         InvalidRequestError: the input is invalid.
@@ -127,7 +127,7 @@ class ReproductionRequest(Document):
 
 
 def print_reproduction(settings: Settings) -> None:
-    """Read a `ReproductionRequest` as JSON from standard input, reproduce the proof, and print its statement as JSON.
+    """Read a `ReproductionRequest` as JSON from standard input, and print the statement of the proof as JSON.
 
     Raises:
         InvalidRequestError: the input is invalid.

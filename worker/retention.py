@@ -125,7 +125,10 @@ SHARE = "tightloop_disk_used_share"
 
 
 def used_share(settings: RetentionSettings) -> float:
-    """Return the used fraction of the disk limit that is closest to being reached. 0 if there are no limits."""
+    """Return the used fraction of the disk limit, or 0 if there is no limit.
+
+    If there are several limits, return the largest fraction.
+    """
     if not settings.is_bounded:
         return 0.0
     home = state_home()
@@ -135,7 +138,10 @@ def used_share(settings: RetentionSettings) -> float:
 
 
 async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
-    """Monitor the disk until cancelled: report its usage, warn near the limit, and collect garbage at the limit."""
+    """Monitor the disk until cancelled.
+
+    Report the disk usage, warn near the limit, and collect garbage at the limit.
+    """
     if not settings.retention.is_bounded:
         return
     runtime = client.service_client.config.runtime
@@ -172,12 +178,13 @@ class GarbageCollector:
     settings: Settings
 
     async def collect(self) -> CollectionTotals:
-        """Free leftovers older than the retention time. At a disk limit, also free younger leftovers, oldest first.
+        """Free leftovers that are older than the retention time.
 
-        Open work, kept work and work that ended within the last hour are never freed.
+        At a disk limit, younger leftovers are also freed, oldest first. Open work, kept work and work that
+        ended within the last hour are never freed.
 
         Raises:
-            ServiceUnavailableError: Temporal does not answer.
+            ServiceUnavailableError: Temporal does not respond.
         """
         age = timedelta(days=self.settings.server.retention_days)
         collected = await self._collect(age)
@@ -231,7 +238,7 @@ async def free(
 
 
 def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
-    """Free packages that setup commands installed and that no worktree uses. Return their size in bytes."""
+    """Free packages that setup commands installed and that no worktree uses. Return the freed bytes."""
     return free_cache(settings.workspace.cached_environments_mb * 1_000_000, dry_run=dry_run)[1]
 
 
@@ -286,7 +293,7 @@ def format_freed_items(
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, KnownWorkflow]:
-    """Return the start and the end of each workflow across all its runs."""
+    """Return each workflow with its start and end across all runs."""
     workflows: dict[str, KnownWorkflow] = {}
     for run in runs:
         other = workflows.get(run.id)

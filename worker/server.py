@@ -38,11 +38,12 @@ Launch = Callable[[], Awaitable[Process]]
 
 @asynccontextmanager
 async def supervise(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
-    """Run processes during the block, and restart those that die.
+    """Run processes during the block, and restart processes that die.
 
     Args:
-        launches: launch functions, by the name to use in the log. Each starts a process in its own session and waits
-            until it is ready. If it fails, it leaves no process behind. All functions start concurrently.
+        launches: launch functions, by the name to use in the log. Each function starts a process in its
+            own session and waits until the process is ready. A function that fails leaves no process
+            behind. All functions run concurrently.
 
     Raises:
         ServiceUnavailableError: a process does not start.
@@ -105,8 +106,8 @@ async def launch_server(module: str, settings_file: Path | None, first_line: str
 
     Args:
         module: module to run, e.g. `gateway.ui`.
-        settings_file: file to use instead of the usual settings file.
-        first_line: first line of its standard input. This is used because arguments and environment variables would be
+        settings_file: settings file to use instead of the usual one.
+        first_line: first line to send on standard input. Arguments and environment variables would be
             visible in the process list.
 
     Raises:
@@ -154,7 +155,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
 
 
 async def _is_taken_by_another(settings: Settings) -> bool:
-    """Return whether another `up` command's gateway is already listening."""
+    """Return whether the gateway of another `up` command is already listening."""
     host, _, port = settings.gateway.address(settings.temporal).rpartition(":")
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), START_SECONDS)
@@ -172,12 +173,12 @@ async def _is_taken_by_another(settings: Settings) -> bool:
 
 
 def page_line(settings: Settings, *, private: bool) -> str:
-    """Return the line that tells a person the web page's address.
+    """Return the line that shows the web page's address.
 
     Args:
         settings: effective settings.
-        private: whether only the person who started this process reads the line. A sign-in link must not be written to
-            a log that others can read.
+        private: True if only the person who started this process reads the line. A sign-in link must not
+            be written to a log that others can read.
     """
     page = settings.gateway.page(settings.temporal)
     if not private:
@@ -289,7 +290,8 @@ async def answers(settings: Settings) -> bool:
     """Return whether a Temporal server responds at the configured address.
 
     Raises:
-        SettingsError: a server responds, but not in the way that `temporal.tls` and related settings require.
+        SettingsError: a server responds, but its response does not match `temporal.tls` and related
+            settings.
     """
     try:
         # Without keys, because the question is only whether a server is there.
@@ -300,7 +302,7 @@ async def answers(settings: Settings) -> bool:
 
 
 class Stamp(Value):
-    """A process, identified by its pid and start time because pids are reused."""
+    """Process that is identified by its pid and start time, because pids are reused."""
 
     pid: int
     created: float
@@ -325,7 +327,7 @@ def stamp(pid: int) -> Stamp:
 
 
 def find_live_process(stamp: Stamp) -> psutil.Process | None:
-    """Return the live process that a stamp identifies, or None."""
+    """Return the process that a stamp identifies, or None if the process is not alive."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(stamp.pid)
         # On Linux start times shift slightly with the clock. A zombie has ended; only its parent has not noticed.
@@ -343,7 +345,7 @@ def owner_in(folder: Path) -> Owner | None:
 
 
 def is_own(settings: Settings, folder: Path) -> bool:
-    """Return whether the server that responds belongs to this state folder."""
+    """Return whether the responding server belongs to this state folder."""
     noted = owner_in(folder)
     return (
         noted is not None and noted.address == settings.temporal.address and find_live_process(noted.server) is not None
@@ -371,7 +373,7 @@ def stop_orphaned_server(folder: Path) -> None:
 async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
     """Use the running Temporal server, or start one and stop it when the block ends.
 
-    Yields whether a server was started.
+    Yields True if a server was started.
 
     Args:
         settings: effective settings.
@@ -379,8 +381,10 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         settings_file: the only settings file to use. None uses the usual files.
 
     Raises:
-        ServiceUnavailableError: the server does not respond in time. The message contains the end of the server's log.
-        SettingsError: Temporal's own configuration names a remote server, or TLS is required and no server responds.
+        ServiceUnavailableError: the server does not respond in time. The message contains the end of the
+            server's log.
+        SettingsError: Temporal's own configuration names a remote server, or TLS is required and no
+            server responds.
     """
     _refuse_elsewhere(settings)
     await asyncio.to_thread(stop_orphaned_server, folder)
@@ -406,10 +410,12 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
 
 def _refuse_elsewhere(settings: Settings) -> None:
-    """Refuse a remote address that comes from Temporal's own configuration, which may be intended for other work.
+    """Refuse a remote address from Temporal's own configuration.
+
+    This configuration may be intended for other work.
 
     Raises:
-        SettingsError: the address comes from there and not from our settings.
+        SettingsError: the address comes from Temporal's configuration and not from our settings.
     """
     temporal = settings.temporal
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:

@@ -72,7 +72,7 @@ Record = Callable[[Sample], None]
 
 @dataclass(frozen=True)
 class Recording:
-    """The recorder and tracer for a connection's workers."""
+    """Recorder and tracer for the workers of a connection."""
 
     record: Record
     tracer: "Tracer | None" = None
@@ -133,7 +133,7 @@ def _by_core(meter: MetricMeter) -> Record:
 
 
 def _by_opentelemetry(meter: "Meter") -> Record:
-    """Record a sample through OpenTelemetry, with an exemplar that refers to the sampled span."""
+    """Record a sample in OpenTelemetry, with an exemplar that refers to the sampled span."""
 
     # Cached, because OpenTelemetry warns about each instrument that is created twice.
     @cache
@@ -175,7 +175,7 @@ _EXPORTERS = {
 class _RateLimitFilter(logging.Filter):
     """Log filter that passes one record per `COMPLAIN_SECONDS`.
 
-    An unreachable collector causes one every two seconds.
+    Without the filter, an unreachable collector would cause a record every two seconds.
     """
 
     def __init__(self, part: str) -> None:
@@ -204,7 +204,9 @@ class Telemetry:
 
 @contextlib.asynccontextmanager
 async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Observe a worker during the block. Leaving the block takes a few seconds to wait for the last metrics.
+    """Observe a worker during the block.
+
+    Leaving the block can take a few seconds, because it waits for the last metrics.
 
     Raises:
         SettingsError: the required packages are not installed.
@@ -238,7 +240,7 @@ async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
 def _metrics(
     options: TelemetrySettings, endpoint: str
 ) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
-    """Return the metrics exporter, and the tags that name the service in the exporter's notation."""
+    """Return the metrics exporter and the tags that name the service. Tags use the exporter's notation."""
     name = os.environ.get("OTEL_SERVICE_NAME") or options.service_name
     if options.prometheus_bind:
         prometheus = PrometheusConfig(
@@ -302,9 +304,9 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
 
 
 def _iteration_samples(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
-    """Yield an iteration's memory and coverage metrics.
+    """Yield the memory and coverage metrics of an iteration.
 
-    None means that memory was not queried or coverage was not measured.
+    A value is None if memory was not queried or coverage was not measured.
     """
     if recalled is not None:
         yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})
@@ -328,7 +330,7 @@ def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
 
 
 def measuring(client: Client) -> list[WorkerInterceptor]:
-    """Return the interceptor that measures a connection's workers. The list is empty if metrics are not recorded."""
+    """Return the interceptors that measure a connection's workers. Empty if metrics are not recorded."""
     recording = recording_of(client)
     return [] if recording is None else [Measuring(recording)]
 

@@ -192,7 +192,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
 
 
 async def prepare(client: Client, retention: timedelta | None) -> None:
-    """Set up the Temporal namespace as far as permissions allow, including its retention time."""
+    """Set up the Temporal namespace, including its retention time, as far as permissions allow."""
     try:
         await set_up(Calls(client), retention=retention)
     except NotAllowedError as error:
@@ -203,7 +203,10 @@ async def prepare(client: Client, retention: timedelta | None) -> None:
 async def stack_up(
     settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
 ) -> AsyncIterator[Client]:
-    """Run the embedded server (unless a server already responds), the gateway and a role's workers."""
+    """Run the embedded server, the gateway and a role's workers.
+
+    The embedded server is not started if another server responds.
+    """
     async with embedded_server(settings, folder, settings_file) as started, observe_worker(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
@@ -304,7 +307,7 @@ STAY_HINT = "The server keeps running so that you can look around. Press Ctrl-C 
 
 
 def make_sample(folder: Path) -> Path:
-    """Copy the sample package to a new folder, and commit it to a new git repository there."""
+    """Copy the sample package to a new folder, and commit it to a new git repository in this folder."""
     target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     # The person's git configuration may demand signed commits, and a passphrase nobody could type here.
@@ -326,7 +329,10 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def with_sandbox_or_none(settings: Settings) -> Settings:
-    """Return settings that run the trusted sample without a sandbox if no sandbox works on this host."""
+    """Return the settings for running the trusted sample.
+
+    If no sandbox works on this host, the sample runs without a sandbox.
+    """
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
@@ -338,7 +344,7 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
 
 
 async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | None = None) -> int:
-    """Run the demo episode with everything it needs. Return 0 if its checks passed."""
+    """Run the demo episode and everything that it needs. Return 0 if its checks passed."""
     stopped = stop_event()
     settings = with_sandbox_or_none(settings)
     print("Starting Temporal and a worker ...", flush=True)

@@ -45,7 +45,7 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 
 
 async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
-    """Run an episode or a plan as a child workflow and return its result, even if the child failed."""
+    """Run an episode or a plan as a child workflow. Return the result even if the child failed."""
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
     try:
@@ -105,8 +105,8 @@ async def _run(
 
     Raises:
         ApplicationError: the child failed, or closed without a result.
-        ActivityFailedError: the result is not authentic, the id belongs to another workflow, or a discarded run's child
-            does not end.
+        ActivityFailedError: the result is not authentic, another workflow has the ID, or the child of a
+            discarded run does not end.
         asyncio.CancelledError: this workflow or the awaiting task is being cancelled.
     """
     for _ in range(ORPHAN_TRIES):
@@ -158,7 +158,7 @@ async def _run(
 
 
 async def _is_own_child(identity: str, workspace: str) -> bool:
-    """Return whether an earlier run of this workflow started the workflow that uses the id."""
+    """Return whether an earlier run of this workflow started the child workflow with this ID."""
     scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
     # A local activity, so that this short look does not wait behind long activities for a slot.
     return await workflow.execute_local_activity_method(

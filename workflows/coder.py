@@ -65,7 +65,7 @@ class EndReason(StrEnum):
 
 
 class ConversationEnd(NamedTuple):
-    """The way in which a conversation ended, and the reason."""
+    """End of a conversation, with the reason."""
 
     cause: EndReason
     result: ArtifactRef | None = None
@@ -75,13 +75,13 @@ class ConversationEnd(NamedTuple):
 
 
 def _pending_calls(talk: ConversationState) -> Calls:
-    """Return the tool calls in the last response that have not been executed yet, with their indexes."""
+    """Return the tool calls of the last response that have not run yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
 def _find_end(talk: ConversationState) -> ConversationEnd | None:
-    """Return the end of the conversation that the last response's results cause, or None if it continues."""
+    """Return the end of the conversation, or None if it continues after the last tool results."""
     for result in talk.results:
         if result.question is not None:
             return ConversationEnd(EndReason.QUESTION, question=result.question)
@@ -107,13 +107,13 @@ class _DeliveryOver(Exception):  # noqa: N818 - it ends the delivery, it is not 
 
 @workflow.defn
 class CoderWorkflow:
-    """One delivery to the built-in coder. Its history has one activity per model response."""
+    """One delivery to the built-in coder. The history contains one activity per model response."""
 
     timeline_limit: ClassVar[int] = 100
 
     @workflow.init
     def __init__(self, coder_input: CoderInput) -> None:
-        """Restore the previous Temporal run's progress."""
+        """Restore the progress of the previous Temporal run."""
         self._given = coder_input
         self._scope = CoderScope.of(coder_input, episode_id=workflow.info().workflow_id)
         self._runner = ActivityRunner(Routing(Queues(home=coder_input.home, absence_s=coder_input.absence_s)))
@@ -123,7 +123,10 @@ class CoderWorkflow:
 
     @workflow.run
     async def run(self, coder_input: CoderInput) -> CoderResult:
-        """Run the delivery. Model and tool errors never fail the workflow. The result's status reports them."""
+        """Run the delivery.
+
+        Model and tool errors never fail the workflow. The status of the result reports these errors.
+        """
         # An `ApplicationError` fails the workflow; any other error would only fail the task, again and again.
         with refusals():
             check_seal(coder_input.sealed_as)
@@ -159,7 +162,7 @@ class CoderWorkflow:
             self._enter(brief.progress.state)
 
     async def _step(self) -> None:
-        """Carry out the current state of the delivery and enter the next state."""
+        """Carry out the current state and enter the next state."""
         match self._progress.state:
             case CoderState.PLANNING:
                 await self._plan()
@@ -184,7 +187,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done. If it passes and new tests are wanted, let the tester write them."""
+        """Run the definition of done. If it passes and new tests are wanted, let the tester write tests."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._progress, self._bounds):

@@ -14,7 +14,10 @@ HEARTBEAT_TIMEOUT = timedelta(minutes=1)
 
 @workflow.defn
 class RetentionWorkflow:
-    """Frees the data that this host's retention settings allow to be deleted. The result lists what was freed."""
+    """Deletes the data that this host's retention settings allow to be deleted.
+
+    The result lists the freed data.
+    """
 
     @workflow.run
     async def run(self) -> CollectionTotals:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class NotDeliveredError(Exception):
-    """A channel did not accept a notice. The reason contains no secrets or URLs that might be secret."""
+    """Raised if a channel did not accept a notice. The reason does not contain secrets or secret URLs."""
 
     def __init__(self, reason: str, *, retryable: bool, retry_delay: timedelta | None = None) -> None:
-        """Set the reason, whether a retry may help, and the delay requested by the receiver."""
+        """Store the reason, whether a retry may help, and the delay that the receiver requested."""
         super().__init__(reason)
         self.reason, self.retryable, self.retry_delay = reason, retryable, retry_delay
 
@@ -46,11 +46,13 @@ class Channel(Protocol):
 
     @property
     def kinds(self) -> frozenset[AlertKind]:
-        """Accepted kinds of notices. If empty, all are accepted."""
+        """Kinds of notices that the channel accepts. If empty, all kinds are accepted."""
         ...
 
     async def deliver(self, notice: Notice) -> None:
-        """Deliver a notice once, within 30 s. The receiver may get a notice twice and can recognise it by its id.
+        """Deliver a notice once, within 30 s.
+
+        The receiver may get a notice twice and can recognise it by its ID.
 
         Raises:
             NotDeliveredError: the notice was not accepted.
@@ -94,14 +96,14 @@ class AlertsSent(Value):
 
 @dataclass(frozen=True)
 class AlertActivities:
-    """Sends alerts. If a delivery is rejected, Temporal retries it for that channel only."""
+    """Sends alerts. If a channel rejects an alert, Temporal retries only this channel."""
 
     post: AlertDelivery
     sent_alerts: "SentAlerts"
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Notify every subscribed channel. A channel is not notified again if its delivery of the alert was recorded.
+        """Notify all subscribed channels. Channels with a recorded delivery of the alert are skipped.
 
         Raises:
             ApplicationError: a channel may accept the alert later. Retryable after the delay that the channel

@@ -41,7 +41,7 @@ alert_logger = logging.getLogger("tightloop.ledger.alert")
 
 @dataclass(frozen=True)
 class Log:
-    """Writes each notice as one log line, at warning level unless the notice is a digest."""
+    """Writes each notice as one log line. All notices except the digest are warnings."""
 
     name: str
     kinds: frozenset[AlertKind] = frozenset()
@@ -69,7 +69,7 @@ class Desktop:
     platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return the reason why notices cannot be shown on this host and how to fix it, or "" if they can be shown."""
+        """Return the reason why this host cannot show notices, with a fix, or "" if it can."""
         mac = self.platform == "darwin"
         if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
@@ -181,7 +181,10 @@ class Webhook:
 
 
 def signature_headers(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
-    """Return the headers that sign a webhook: id, time and HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
+    """Return the headers that sign a webhook.
+
+    The headers contain the ID, the time and the HMAC-SHA256 of `<id>.<seconds since 1970>.<body>`.
+    """
     headers = {"webhook-id": identity, "webhook-timestamp": str(at)}
     if secret:
         content = f"{identity}.{at}.".encode() + body
@@ -201,7 +204,7 @@ def _key(secret: str) -> bytes:
 
 
 def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
-    """Return the redirect target within the same origin.
+    """Return the target of a redirect within the same origin.
 
     Raises:
         NotDeliveredError: there is no redirect, or it leads to another origin.
@@ -228,7 +231,10 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _parse_retry_after(response: httpx2.Response) -> timedelta | None:
-    """Parse a Retry-After header, which is either a number of seconds or a date (RFC 9110, section 10.2.3)."""
+    """Parse a Retry-After header (RFC 9110, section 10.2.3).
+
+    The header contains either a number of seconds or a date.
+    """
     text = response.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=min(float(text), LONGEST_WAIT_S))
@@ -249,9 +255,9 @@ NOT_DELIVERED = "alert_failed"
 
 @dataclass(frozen=True)
 class SentAlerts:
-    """Records deliveries in the ledger if the workspace is on this host and has been opened.
+    """Records deliveries in the ledger if the workspace was opened on this host.
 
-    Never raises. If a delivery is not recorded, its alert may be sent again.
+    Never raises an error. If a delivery could not be recorded, its alert may be sent again.
     """
 
     ledgers: Ledgers
@@ -282,7 +288,7 @@ class SentAlerts:
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
-    """Create the timeline event for a delivery or a failure to deliver."""
+    """Create the timeline event for a successful or failed delivery."""
     kind = NOT_DELIVERED if delivery.at is None else DELIVERED
     return TrailEvent(
         episode_id=alert.episode_id,
@@ -294,7 +300,10 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
 
 
 def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> AlertDelivery:
-    """Build the configured channels. Broken ones are included so that their failures appear in the timeline."""
+    """Create the configured channels.
+
+    Broken channels are included, so that their failures appear in the timeline.
+    """
     return AlertDelivery(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
@@ -313,7 +322,7 @@ class UnusableChannel:
     kinds: frozenset[AlertKind]
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
-        """Raise an error that gives the reason why the channel is unusable."""
+        """Raise an error with the reason why the channel is unusable."""
         raise NotDeliveredError(self.reason, retryable=False)
 
 

@@ -15,7 +15,7 @@ from tightloop.value import ArtifactRef
 
 
 class ArtifactStore(Protocol):
-    """Immutable bytes addressed by their hash. Storing the same bytes twice is harmless."""
+    """Store for immutable bytes, addressed by their hash. Storing the same bytes twice is harmless."""
 
     def put(
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
@@ -26,10 +26,10 @@ class ArtifactStore(Protocol):
             content: the bytes to store.
             name: description for people who read the history.
             media_type: media type of the content.
-            as_file: store the content as a separate file, so that people can open its `path`.
+            as_file: whether to store the content as a separate file, so that people can open its `path`.
 
         Raises:
-            StorageFullError: the disk is full; nothing was written.
+            StorageFullError: the disk is full. Nothing was written.
         """
         ...
 
@@ -37,7 +37,7 @@ class ArtifactStore(Protocol):
         """Return the bytes of an artifact after verifying their hash.
 
         Raises:
-            ArtifactMissingError: the store does not contain them.
+            ArtifactMissingError: the store does not contain the artifact.
             ArtifactCorruptError: the hash of the stored bytes does not match.
         """
         ...
@@ -47,9 +47,9 @@ class ArtifactStore(Protocol):
         ...
 
     def open_batch(self) -> AbstractContextManager["ArtifactStore"]:
-        """Return a store whose artifacts become durable together when the block ends, at the cost of a single put.
+        """Return a store whose artifacts become durable together when the block ends.
 
-        Nothing is stored if the block raises.
+        This costs as much as a single `put`. Nothing is stored if the block raises an error.
 
         Raises:
             StorageFullError: the disk is full.
@@ -68,7 +68,7 @@ def put_model(store: ArtifactStore, model: BaseModel, *, name: str) -> ArtifactR
 
 
 def get_model(store: ArtifactStore, ref: ArtifactRef, kind: type[M]) -> M:
-    """Load a model that `put_model` has stored."""
+    """Load a model that was stored with `put_model`."""
     return kind.model_validate_json(store.get(ref))
 
 
@@ -87,7 +87,10 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def file_stem(key: str) -> str:
-    """Return the file name for a delivery or an episode: the first 16 hex digits of its key's hash."""
+    """Return the file name for a delivery or an episode.
+
+    The name is the first 16 hex digits of the key's hash.
+    """
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

@@ -29,12 +29,12 @@ _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
 def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
     """Lend a pooled database connection to one caller at a time. A missing file is created.
 
-    Connections are pooled because closing the last one moves the whole log into the file, which took a third of a
-    worker's CPU time.
+    Closing the last connection moves the whole log into the file. Without the pool, this took a third of
+    a worker's CPU time.
 
     Args:
         path: the database file. A new file at the same path gets new connections.
-        connect: opens the file; `check_same_thread` must be off.
+        connect: opens the file. `check_same_thread` must be off.
     """
     make_database(path)
     file = file_id(path)
@@ -88,7 +88,7 @@ _SCHEMA = f"""
 class PackedArtifacts:
     """Stores bytes by digest in a SQLite file.
 
-    Safe for concurrent threads and processes; writes are durable on return.
+    Safe for concurrent threads and processes. Writes are durable on return.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class PackedArtifacts:
     def put(self, contents: Mapping[str, bytes]) -> None:
         """Store all contents in one transaction, or none of them.
 
-        Existing artifacts get a new time and are repaired if damaged.
+        Existing artifacts get a new time. Damaged artifacts are repaired.
 
         Raises:
             StorageFullError: the disk is full.
@@ -129,7 +129,10 @@ class PackedArtifacts:
         return {digest: (stored, size) for digest, stored, size in rows}
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
-        """Delete artifacts that have not been stored again since `before` and return the space to the file system."""
+        """Delete artifacts that have not been stored again since `before`.
+
+        The freed space is returned to the file system.
+        """
         if not self._path.exists():
             return
         rest = list(digests)
@@ -148,7 +151,7 @@ class PackedArtifacts:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the store's write lock, and commit at the end unless the block raises."""
+        """Hold the store's write lock. Commit at the end unless the block raises an error."""
         with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -188,7 +191,10 @@ class PackedArtifacts:
         return connection
 
     def _add_advice(self, error: sqlite3.DatabaseError) -> Exception:
-        """Add advice to a database error that a person can fix. Other errors, such as a busy file, remain retryable."""
+        """Convert a database error that a person can fix to an error with advice.
+
+        Other errors, such as a busy file, are returned unchanged and remain retryable.
+        """
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
             return StorageFullError.of(self._path, error)
@@ -205,7 +211,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class LocalArtifactStore:
-    """Packs small artifacts and stores large ones as `<folder>/ab/cdef...`.
+    """Packs small artifacts and stores large artifacts as `<folder>/ab/cdef...`.
 
     Safe for concurrent threads and processes.
     """
@@ -261,7 +267,7 @@ class LocalArtifactStore:
         return content
 
     def find(self, digest: str) -> bytes | None:
-        """Return a digest's stored bytes without verifying them."""
+        """Return the stored bytes of a digest without verifying them."""
         content = self._packed.find(digest)
         if content is None:
             with contextlib.suppress(FileNotFoundError):
@@ -301,7 +307,7 @@ class LocalArtifactStore:
 
     @contextlib.contextmanager
     def _translate_full_disk(self, content: bytes, name: str) -> Iterator[None]:
-        """Turn an error about a full disk into one that contains advice."""
+        """Convert an error about a full disk to an error with advice."""
         try:
             yield
         except (OSError, StorageFullError) as error:
@@ -312,7 +318,7 @@ class LocalArtifactStore:
 
 
 class _Batch:
-    """Collects small artifacts until they are stored together."""
+    """Collects small artifacts so that they can be stored together."""
 
     def __init__(self, store: LocalArtifactStore) -> None:
         self._store = store

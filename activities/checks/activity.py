@@ -58,7 +58,7 @@ class CommandResult(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckView:
-    """Changes to a check's environment, such as different content in the working folder, extra mounts and observers."""
+    """Changes to the environment of a check, such as extra mounts or another working folder."""
 
     content: Path | None = None
     """Folder mounted at the working folder's path. If None, the working folder itself is used."""
@@ -98,10 +98,10 @@ class VerificationActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def verify(self, request: VerifyRequest) -> Verification:
-        """Run every check and then restore the checked tree, which makes the activity idempotent.
+        """Run every check, then restore the checked tree. Idempotent.
 
-        Files that checks write into the tree, such as reports and caches that are not ignored, are reverted so that the
-        evidence applies to exactly the delivered tree.
+        Files that checks write into the tree, such as reports and caches, are reverted unless git ignores
+        them. The evidence therefore applies to exactly the delivered tree.
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
@@ -140,7 +140,10 @@ class VerificationActivities:
 
 
 def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:
-    """Store a check report and return a summary for Temporal that compares the report with the previous one."""
+    """Store a check report and return a summary for Temporal.
+
+    The summary compares the report with the previous report.
+    """
     failed = report.failed
     return Verification(
         tree=report.tree,
@@ -209,13 +212,13 @@ def run_check_with_retry(
     cancelled: Callable[[], bool],
     failed_before: Collection[str],
 ) -> tuple[CheckResult, bool]:
-    """Run one check, and retry its first failure, which could be due to chance.
+    """Run one check. Retry its first failure, which could be due to chance.
 
-    `failed_before` contains the keys of the checks that have failed before. They are not retried.
+    `failed_before` contains the keys of the checks that have failed before. These checks are not retried.
 
     Returns:
-        The result, and whether the check is flaky: it failed, but passed when it was retried. A flaky check counts as
-        passed.
+        The result, and whether the check is flaky. A flaky check failed first and then passed. It counts
+        as passed.
 
     Raises:
         CancelledError: the activity was cancelled in the meantime.

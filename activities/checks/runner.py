@@ -37,7 +37,7 @@ class NestedEnvironment(NamedTuple):
 
 
 def nested_environment(root: Path, command: str) -> NestedEnvironment:
-    """Return the environment, such as `services/api/.venv`, of the folder in which a command runs."""
+    """Return the environment for a command's working folder, such as `services/api/.venv`."""
     folder = root / folder_of(command)
     bin_folder = folder / ".venv" / "bin"
     if folder == root or not folder.resolve().is_relative_to(root.resolve()) or not bin_folder.is_dir():
@@ -116,7 +116,11 @@ class CheckRunner:
         )
 
     def _run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a check. If it fails because it writes to installed packages, repeat it with its own copy of them."""
+        """Run a check.
+
+        If the check fails because it writes to installed packages, run it again with its own copy of the
+        packages.
+        """
         key, left_s = (str(self.path_inside(spec.root)), spec.argv), spec.wall_limit_s
         again = self._sandbox.run(replace(spec, scratch=True), **callbacks) if self._writing.get(key) else None
         if again is not None:
@@ -154,7 +158,7 @@ def _writes_to_packages(result: SandboxResult, spec: SandboxSpec) -> bool:
 
 
 def _find_cause(result: SandboxResult, root: Path) -> str:
-    """Return the sandbox's explanation of a failure, or "" if the sandbox did not cause it."""
+    """Return the sandbox's explanation of a failure, or "" if the sandbox is not the cause."""
     if result.reason is not Reason.EXITED:
         return result.message
     if not result.exit_code:

@@ -58,7 +58,7 @@ _PROGRAMS = ("python3", "node")
 
 
 class CachedEnvironments(Value):
-    """Packages that a setup command installed. The folder's modification time is the time of their last use."""
+    """Packages installed by a setup command. The folder's modification time is the time of last use."""
 
     workspace: str
     command: str
@@ -67,16 +67,16 @@ class CachedEnvironments(Value):
 
     @property
     def size(self) -> str:
-        """Format the size of the packages for people."""
+        """Size of the packages in MB, for people."""
         return f"{self.size_bytes / 1_000_000:.0f} MB"
 
 
 class _SetupFailedError(Exception):
-    """The setup command failed. The first line is the reason, followed by the end of the command's output."""
+    """Raised if the setup command failed. The text is the reason, followed by the end of the output."""
 
 
 class SandboxedSetups:
-    """Runs setup commands on this host in a throwaway checkout, from which only the installed packages are kept."""
+    """Runs setup commands in a temporary checkout on this host. Only the installed packages are kept."""
 
     def __init__(self, sandbox: Sandbox, sandbox_settings: SandboxSettings, settings: WorkspaceSettings) -> None:
         self._sandbox, self._sandbox_settings, self._settings = sandbox, sandbox_settings, settings
@@ -144,7 +144,7 @@ class SandboxedSetups:
         return SetUpResult(notes=(f"`{setup.command}`: {names} ({cached.size}), {verb} and {how}",))
 
     def _recall(self, scope: EpisodeScope, setup: Setup) -> Setup | None:
-        """Return the decision that a person made earlier about the same lock files."""
+        """Return a person's earlier decision about the same lock files, or None."""
         try:
             content = (state_folder_of(scope) / "setups" / f"{setup.digest}.json").read_bytes()
             return Setup.model_validate_json(content)
@@ -152,7 +152,10 @@ class SandboxedSetups:
             return None
 
     def _can_run(self, scope: EpisodeScope, programs: tuple[str, ...]) -> bool:
-        """Return whether the sandbox can run setups: it limits the network, mounts checkouts and has the programs."""
+        """Return whether the sandbox can run setups.
+
+        The sandbox must limit the network, mount checkouts and have the programs.
+        """
         try:
             name = self._sandbox.name
         except SandboxUnavailableError:
@@ -253,17 +256,20 @@ class SandboxedSetups:
 
 
 def _trust() -> dict[str, str]:
-    """Return variables that make installers trust the host's certificate authorities instead of their own."""
+    """Return environment variables that make installers trust the host's certificate authorities."""
     bundle = next((path for path in _AUTHORITIES if Path(path).is_file()), None)
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
     return dict.fromkeys(names, bundle) if bundle is not None else {}
 
 
 def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False) -> tuple[int, int]:
-    """Remove the packages of deleted workspaces, and then the least recently used ones until the rest fits.
+    """Remove cached packages until the rest fits.
 
-    Packages that a worktree uses are kept. Return the size of the remaining packages and the size of the removed ones.
-    With `dry_run`, nothing is removed.
+    Packages of deleted workspaces are removed first, then the least recently used packages. Packages that
+    a worktree uses are kept. With `dry_run`, nothing is removed.
+
+    Returns:
+        The size of the remaining packages and the size of the removed packages.
     """
     if not dry_run:
         remove_dead_folders(state_home() / CACHE / BUILDING)
@@ -305,13 +311,13 @@ def _read_files(tree: WorkingTree, tree_id: str) -> dict[str, str]:
 
 
 def _digest(contents: Mapping[str, str], tree_id: str) -> str:
-    """Compute the digest of lock files and manifests. A tree without such files gets a digest of its own."""
+    """Return the digest of lock files and manifests. Without such files, the tree ID is hashed."""
     text = json.dumps(sorted(contents.items()) or tree_id)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _list_tracked(root: Path, locks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lock files that the user's repository tracks. Untracked ones could have been created by an agent."""
+    """Return the lock files that the user's repository tracks. An agent could have created the others."""
     if not locks:
         return ()
     with user_git(UserRepository(root)) as git:
@@ -379,7 +385,7 @@ def _changed_files(
 
 
 def _find_environments(root: Path, tracked_folders: set[str]) -> Iterator[str]:
-    """Yield the outermost folders of packages that contain no tracked files."""
+    """Yield the outermost package folders that contain no tracked files."""
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -395,7 +401,7 @@ def _find_environments(root: Path, tracked_folders: set[str]) -> Iterator[str]:
 
 
 def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> None:
-    """Copy packages into the user's working tree where they are missing.
+    """Copy missing packages into the user's working tree.
 
     Raises:
         WorkspaceError: git does not ignore one of the folders. The copy was removed again.

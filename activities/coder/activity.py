@@ -105,7 +105,7 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next turn. A turn that is already in the journal is not requested and paid for again.
+        """Ask a model for its next turn. A turn in the journal is not requested and paid for again.
 
         Raises:
             PlannerError: the service refuses. Not retryable.
@@ -119,7 +119,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
-        """Carry out one tool call of a turn. Idempotent: a call that is already in the journal is not repeated."""
+        """Carry out one tool call of a turn. Idempotent, because a call in the journal is not repeated."""
         folder = state_folder_of(request.scope) / session_path(request.scope.session)
         call = self.turns.read(folder, request.turn).calls[request.index]
 
@@ -149,7 +149,10 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def check_work(self, request: CoderRequest) -> CheckWorkResult:
-        """Run the definition of done on the current files, and revert changes that the checks make. Idempotent."""
+        """Run the definition of done on the current files. Idempotent.
+
+        Changes that the checks make to the files are reverted.
+        """
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self.workspaces.hold(request.scope) as tree:
@@ -190,7 +193,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> JudgeResult:
-        """Verify that new tests can fail, and delete test files without such a test.
+        """Verify that new tests can fail. Delete test files without such a test.
 
         Apart from the deletion, this is idempotent.
         """
@@ -199,7 +202,10 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def try_check(self, request: TryCheckRequest) -> TryCheckResult:
-        """Add the test file of a check to the tree if the check fails by an assertion before any work. Idempotent."""
+        """Try a check on the tree before any work. Idempotent.
+
+        If the check fails by an assertion, its test file is added to the tree.
+        """
         store = self.stores(Path(request.scope.workspace))
         proposed = get_model(store, request.check, ProposedCheck)
         with self.workspaces.hold(request.scope) as tree:

@@ -15,7 +15,7 @@ INVALID_PATTERN = 2
 
 
 def main() -> int:
-    """Run the search that standard input requests, and return the exit code."""
+    """Run the search requested on standard input and return the exit code."""
     order = json.load(sys.stdin)
     try:
         flags = re.IGNORECASE if order["ignore_case"] else 0

@@ -46,7 +46,10 @@ SHOWN_CHARACTERS = 200
 
 
 def schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the strict JSON schema for a tool's arguments, which requires all of them and allows no others."""
+    """Return the strict JSON schema for a tool's arguments.
+
+    All arguments are required, and no other arguments are allowed.
+    """
     return {
         "type": "object",
         "properties": properties,
@@ -60,7 +63,7 @@ def text(description: str) -> dict[str, Any]:
 
 
 def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return the schema for an optional argument, whose value may be null."""
+    """Return the schema for an optional argument. The value may be null."""
     return {"type": [kind, "null"], "description": description, **more}
 
 
@@ -109,7 +112,7 @@ class CallRecord(Sparse):
 
 
 class CallJournal:
-    """The journal for one call in a turn."""
+    """Journal of one call in a turn."""
 
     def __init__(self, session: Path, turn: int, index: int, call: ProposedCall) -> None:
         self._path = session / f"call-{turn:04d}-{index}.json"
@@ -146,20 +149,20 @@ class CallJournal:
         write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
-        """Withdraw the claim for a call that is known to have had no effect."""
+        """Withdraw the claim for a call that certainly had no effect."""
         self._path.unlink(missing_ok=True)
 
 
 def digest_call(call: ProposedCall) -> str:
-    """Return a digest that identifies a call regardless of the id that the provider gave it."""
+    """Return a digest that identifies a call. The digest does not depend on the provider's call ID."""
     text = f"{call.tool}\0{call.arguments}"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Find a result of this session by the first digits (12 or more) of its digest. Ambiguous digits find nothing.
+    """Find a result of this session by the first digits of its digest (at least 12).
 
-    Other contents of the artifact store are not searched.
+    Ambiguous digits find nothing. Other contents of the artifact store are not searched.
     """
     if not _DIGITS.fullmatch(digits):
         return None
@@ -184,7 +187,7 @@ PATHS_NAMED = 5
 
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
-    """Return the reason or question that prevents a command from running, or None if it may run."""
+    """Return the reason or the question that prevents a command from running, or None if it may run."""
     # Rules about cost do not apply: the call's time limit bounds it.
     findings = [
         finding
@@ -212,7 +215,9 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
 
 
 def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:
-    """Run a command and return its output. Protected files are read-only, and new ones are deleted.
+    """Run a command and return its output.
+
+    Protected files are read-only. New protected files are deleted.
 
     Raises:
         SandboxUnavailableError: no sandbox works on this host. Nothing ran. Not retryable.
@@ -257,14 +262,14 @@ _FATAL_ERRORS = (StorageFullError, SandboxUnavailableError, SettingsError)
 
 
 class ToolExecutor:
-    """All tools. Each role can use some of them."""
+    """Executes tool calls. Each role can use some of the tools."""
 
     def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 
     def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
-        """Return the descriptions of the named tools that a model gets, in the given order.
+        """Return the descriptions of the named tools for a model, in the given order.
 
         Raises:
             SettingsError: one of the names is unknown. Not retryable.
@@ -276,9 +281,9 @@ class ToolExecutor:
         return tuple(self._tools[name].spec for name in tool_names)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Convert calls to the form in which the history contains them.
+        """Convert calls to the form that is stored in the history.
 
-        Calls to an unknown tool count as reads, since they do nothing.
+        Calls to an unknown tool count as reads, because they do nothing.
         """
         return tuple(
             CallHead(tool=call.tool, reads=tool.reads, runs=tool.runs)
@@ -291,14 +296,15 @@ class ToolExecutor:
         """Carry out a tool call, or return its recorded result. Blocks. The journal makes this idempotent.
 
         Args:
-            turn: the number of the turn that proposed the call.
-            index: the call's position in its turn.
+            turn: number of the turn that proposed the call.
+            index: position of the call in its turn.
             call: the call as the model wrote it.
             context: the resources available to the tool.
-            session: the session's folder.
+            session: folder of the session.
 
         Returns:
-            The result. A result with a question is not final. The call is made again after the question is answered.
+            The result. A result with a question is not final. The call is repeated after the question is
+            answered.
 
         Raises:
             StorageFullError: the disk is full. Not retryable, because a person has to free space.
@@ -377,7 +383,7 @@ def _claim(journal: CallJournal, change: FileChange) -> CallRecord:
 def _resume(
     journal: CallJournal, record: CallRecord, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """Complete a file change that an earlier attempt began but did not finish."""
+    """Complete a file change that an earlier attempt started but did not finish."""
     remove_temporary(context.root, record.path, journal.temporary)
     current = digest(read_file(context.root, record.path))
     if current == record.after:

@@ -29,7 +29,7 @@ class CoderExecutor(DelegatingExecutor):
         return Availability(usable=not problem, reason=problem)
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return True, because the journal records everything that an earlier attempt has done."""
+        """Return True, because the journal records everything that earlier attempts have done."""
         del order, state_folder
         return True
 
@@ -42,7 +42,10 @@ class CoderExecutor(DelegatingExecutor):
         return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
 
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return the outcome of a delivery, and store the session's progress if another delivery will continue it."""
+        """Return the outcome of a delivery.
+
+        If another delivery will continue the session, the session's progress is stored.
+        """
         talk = result.progress.talks.get(CODER)
         resume = None
         if result.session and result.status in DELIVERED_LATER:

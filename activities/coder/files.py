@@ -34,7 +34,7 @@ def has_placeholder(text: str) -> bool:
 
 
 def check_placeholders(before: bytes, after: bytes) -> None:
-    """Reject a write that would replace a secret with its placeholder.
+    """Raise an error if a write would replace a secret with its placeholder.
 
     Raises:
         ToolError: the file would contain more placeholders than before.
@@ -47,7 +47,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Give a text the CRLF line endings and the byte order mark of the content that it replaces."""
+    """Give a text the CRLF line endings and the byte order mark of the previous content."""
     if before is None:
         return text
     # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
@@ -73,7 +73,7 @@ _KINDS = {
 
 
 class FolderEntry(NamedTuple):
-    """A name in a folder that is kept open."""
+    """Entry in a folder that is kept open."""
 
     folder: int
     """The open file descriptor."""
@@ -95,7 +95,10 @@ def digest(content: bytes | None) -> str:
 
 
 def relative(root: Path, path: str) -> str:
-    """Return a path relative to the root. Absolute paths below the root are accepted, because commands print them."""
+    """Return a path relative to the root.
+
+    Absolute paths below the root are accepted, because commands print such paths.
+    """
     worktree = read_worktree(root)
     inside = path.removeprefix(f"{root}/")
     inside = inside.removeprefix(f"{worktree.workspace}/") if worktree is not None else inside
@@ -103,7 +106,7 @@ def relative(root: Path, path: str) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Reject protected paths.
+    """Raise an error if a path is protected.
 
     Raises:
         ToolError: the path is protected.
@@ -150,12 +153,13 @@ def read_entry(location: FolderEntry, *, limit: int = READ_BYTES) -> bytes | Non
 
 
 def write_change(root: Path, change: FileChange, temporary: str) -> None:
-    """Atomically and durably apply a change.
+    """Apply a change atomically and durably.
 
     Args:
         root: the top of the tree.
         change: the change to one file.
-        temporary: the new file's name until it is complete. An existing file with that name was left by a dead process.
+        temporary: name of the new file until it is complete. An existing file with this name was left by
+            a dead process.
 
     Raises:
         ToolError: the file no longer has the expected content or is not a regular file.
@@ -191,7 +195,7 @@ def open_entry(root: Path, path: str, *, make: bool = False) -> Iterator[FolderE
     """Yield an entry whose folder is kept open, or None if the folder does not exist.
 
     Args:
-        root: the only path in which symlinks are followed.
+        root: the top of the tree. Symlinks are only followed in this path.
         path: the path below the root.
         make: whether to create missing folders.
 
@@ -344,9 +348,9 @@ def search_files(
 
     Args:
         root: the top of the tree.
-        names: the files and symlinks below it. Symlinks are skipped.
+        names: files and symlinks below the root. Symlinks are skipped.
         query: the search parameters.
-        cancelled: is polled during the search.
+        cancelled: polled during the search.
         with_ripgrep: whether to use ripgrep if it is installed.
 
     Raises:
@@ -380,7 +384,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
-    """Parse the output of ripgrep, `path NUL number : text`, and yield its lines up to the limit."""
+    """Parse the output of ripgrep (`path NUL number : text`) and yield its lines up to the limit."""
     number = 0
     for output in outputs:
         rest = output

@@ -45,11 +45,11 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     Args:
         reply: the response.
         tools: the role's tools.
-        number: the turn number, which is used in generated call ids.
+        number: turn number, used to generate call IDs.
 
     Returns:
-        The message for the conversation, and the response's problem or "". If there is no problem, the message contains
-        calls with unique ids and arguments that match the schemas.
+        The message for the conversation, and the problem with the response or "". If there is no problem,
+        the calls in the message have unique IDs, and their arguments match the schemas.
     """
     by_name = {tool.name: tool for tool in tools}
     way_out = REPORT_IMPOSSIBLE if REPORT_IMPOSSIBLE in by_name else FINISH
@@ -95,7 +95,10 @@ def replace_surrogates(text: str) -> str:
 
 
 def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
-    """Reject a response. It stays as plain text, because services reject conversations with invalid calls."""
+    """Reject a response.
+
+    The response is kept as plain text, because services reject conversations with invalid calls.
+    """
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     # Otherwise the model may assume that the valid ones of several calls were made.
@@ -105,9 +108,10 @@ def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
-    """Return the calls in a response that is nothing but calls, which small models write as plain text.
+    """Return the tool calls in a response that consists only of calls.
 
-    A call inside other text is a quotation, whether from a file, a rejected instruction or the model's own thoughts.
+    Small models write calls as plain text. A call inside other text is only a quotation, for example from
+    a file, from a rejected instruction or from the model's own thoughts.
     """
     answer = _THOUGHTS.sub("", text, count=1).strip()
     fence = _FENCE.fullmatch(answer)
@@ -118,7 +122,10 @@ def _calls_in(text: str) -> tuple[ProposedCall, ...]:
 
 
 def _values_in_tags(answer: str) -> list[Any]:
-    """Return the values in a response that consists of one kind of call tag, or nothing for other responses."""
+    """Return the values in a response that consists of call tags of one kind.
+
+    The result is empty for other responses.
+    """
     begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
     values: list[Any] = []
     rest = answer
@@ -137,7 +144,10 @@ def _values_in_tags(answer: str) -> list[Any]:
 
 
 def _json_values(answer: str) -> list[Any]:
-    """Return the JSON value that a response consists of, or the items of a list. Return nothing if it is not JSON."""
+    """Return the items of a JSON response. The result is empty if the response is not JSON.
+
+    A response with a single value has one item.
+    """
     try:
         value = _JSON.decode(answer)
     except (ValueError, RecursionError):
@@ -208,7 +218,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _unwrap(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Decode an argument that was written as a string although the schema does not allow strings."""
+    """Decode an argument that the model wrote as a string but the schema does not allow as a string."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:

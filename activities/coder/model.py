@@ -155,7 +155,7 @@ def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) ->
 
 
 def join_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Join consecutive user messages. Some local models' chat templates reject two in a row."""
+    """Join consecutive user messages, because the chat templates of some local models reject them."""
     result: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "user":
@@ -190,7 +190,7 @@ def _items(message: Message) -> list[Json]:
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Apply `change` to all texts of a message, including those in call arguments."""
+    """Apply `change` to all texts of a message, including the texts in call arguments."""
     # Applied to decoded values: on raw JSON, a placeholder could replace a quote and break it.
     mapped = [
         json.dumps(_mapped_value(json.loads(call.arguments), change), ensure_ascii=False) for call in message.calls
@@ -217,7 +217,7 @@ older servers do not accept `parallel_tool_calls`."""
 
 @dataclass(frozen=True)
 class OpenAIModel:
-    """A service's models. Every reply is one paid request. The caller's activity handles retries."""
+    """Models of one service. Each reply is one paid request. The calling activity handles retries."""
 
     service: ModelService
     missing: set[str] = field(default_factory=set)
@@ -282,7 +282,8 @@ class OpenAIModel:
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
         """Send a request.
 
-        If the service rejects parameters by name, send it again without them, which costs nothing.
+        If the service rejects parameters by name, the request is sent again without these parameters. A
+        rejected request costs nothing.
         """
         import openai
 
@@ -299,7 +300,7 @@ class OpenAIModel:
 
 
 def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
-    """Return the limits, sampling parameters and OpenAI-only options of requests for a role."""
+    """Return the request options for a role: limits, sampling parameters and OpenAI-only options."""
     limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
     if not service.uses_responses and not service.is_openai:
         # OpenAI's reasoning models reject the old name; self-hosted services may know no other.

@@ -37,7 +37,7 @@ class CoderRequest(Sparse):
 
 
 class Brief(Sparse):
-    """A session's settings on this host, and an earlier delivery's progress."""
+    """Settings of a session on this host, and progress of an earlier delivery."""
 
     session: str
     bounds: Bounds = Bounds()
@@ -130,7 +130,7 @@ class TryCheckResult(Sparse):
 
 
 class ToolError(TightloopError):
-    """A tool cannot do what was asked. The message tells the model why and what to do instead."""
+    """Raised if a tool cannot carry out a call. The message gives the model the reason and an alternative."""
 
 
 class Message(NamedTuple):
@@ -148,7 +148,7 @@ class Message(NamedTuple):
 
 
 class ToolSpec(NamedTuple):
-    """A tool's description for a model."""
+    """Description of a tool for a model."""
 
     name: str
     description: str
@@ -169,7 +169,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A prepared change to one file, which is applied atomically by a rename."""
+    """Prepared change to one file. A rename applies the change atomically."""
 
     path: str
     """The path relative to the root."""
@@ -184,21 +184,21 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramStart:
-    """A program that is ready to start. All checks have passed."""
+    """Program that is ready to start. All checks have passed."""
 
     run: Callable[[], ToolResult]
     """Starts the program and waits for it to end."""
 
 
 class CoderMemory(Protocol):
-    """The memory of one project. Its methods block."""
+    """Memory of one project. The methods block."""
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Search the memory and return the best matches first. The result is empty if the memory is unavailable."""
+        """Search the memory and return the best matches first. Empty if the memory is unavailable."""
         ...
 
     def remember(self, key: str, text: str) -> None:
-        """Store a fact under a key, replacing any previous one. Idempotent."""
+        """Store a fact under a key. An existing fact is replaced. Idempotent."""
         ...
 
 
@@ -231,8 +231,8 @@ class ToolContext:
 class Tool:
     """Tool that the coder can call.
 
-    A tool either reads, or prepares a file change or a program start, which `ToolExecutor` records before carrying it
-    out.
+    A tool reads something, or it prepares a file change or a program start. `ToolExecutor` records the
+    change or start before carrying it out.
     """
 
     spec: ToolSpec
@@ -252,7 +252,7 @@ Review = Callable[[ToolContext], ToolResult | None]
 
 
 class TurnModel(Protocol):
-    """Asks the roles' models for their next turn."""
+    """Asks a role's model for its next turn."""
 
     async def reply(
         self,
@@ -270,9 +270,9 @@ class TurnModel(Protocol):
             messages: the conversation.
             tools: the role's tools.
             role: selects the model and its options.
-            session: the session's id.
-            privacy: the project's limit on what prompts may contain.
-            beat: is called for every chunk received.
+            session: the session's ID.
+            privacy: the project's limit on the content of prompts.
+            beat: called for every received chunk.
 
         Raises:
             PlannerError: the service refuses, or the project's prompts must not contain code. Not retryable.

@@ -32,7 +32,7 @@ class CodeReviewer:
     scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
-        """Return the finding or question that prevents the code from running, or None if the code may run."""
+        """Return the finding or the question that prevents the code from running, or None if it may run."""
         review = self._scan(context, context.grants)
         match review.verdict:
             case Verdict.ALLOW:
@@ -43,7 +43,7 @@ class CodeReviewer:
                 return ToolResult(review.message, question=question_of(review))
 
     def bandit_findings(self, context: ToolContext) -> int:
-        """Count Bandit's new findings in the change, including those that a person has allowed."""
+        """Return the number of Bandit's new findings, including findings that a person has allowed."""
         return sum(finding.layer == Layer.BANDIT.value for finding in self._scan(context, ()).findings)
 
     def _scan(self, context: ToolContext, grants: tuple[Grant, ...]) -> CodeReview:
@@ -73,13 +73,13 @@ _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 
 @dataclass(frozen=True)
 class ChangedTests:
-    """Test gate for test files that were added or changed since the coder finished."""
+    """Test gate for the test files that were added or changed after the coder finished."""
 
     gate: SandboxedTestGate
     review: Review
 
     def judge(self, context: ToolContext, coded_tree: str) -> JudgeResult:
-        """Judge the new and changed tests. A new file without an accepted test is deleted."""
+        """Judge the new and changed tests. New files without an accepted test are deleted."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
         old, new = tree.entries(coded_tree), tree.entries(after)
@@ -147,9 +147,10 @@ class ChangedTests:
         return (before, f"`{proposed.run}`: {problem}{output}") if problem else (after, "")
 
     def _write_test(self, context: ToolContext, proposed: ProposedCheck) -> str:
-        """Write a new test file and try its tests. Return "" if one of them fails because something is missing.
+        """Write a new test file and try its tests.
 
-        Otherwise, return the reason why none of the tests shows this.
+        Return "" if a test fails because something is missing. Otherwise, return the reason why none of the
+        tests shows this.
         """
         assert context.tree is not None
         tree, path = context.tree, proposed.path

@@ -40,7 +40,10 @@ PATH = text("Path relative to the project root")
 def tool(
     description: str, *, reads: bool = False, runs: bool = False, **arguments: dict[str, Any]
 ) -> Callable[[Use], Tool]:
-    """Return a decorator that turns a function into a tool with the same name and the argument schemas `arguments`."""
+    """Return a decorator that turns a function into a tool.
+
+    The tool has the name of the function. `arguments` are the schemas of its arguments.
+    """
     return lambda use: Tool(ToolSpec(use.__name__, description, schema(**arguments)), use, reads, runs)
 
 
@@ -51,7 +54,7 @@ def tool(
     detail=optional("string", "What the person needs to know to answer", maxLength=TEXT_CHARACTERS),
 )
 def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return a person's answer to a question, or the question if it has not been answered yet."""
+    """Return a person's answer. If there is no answer yet, return the question."""
     question = " ".join(arguments["question"].split())
     # Derived from the text, so that the same question finds its answer in a later delivery, too.
     fingerprint = hashlib.sha256(question.encode()).hexdigest()[:FINGERPRINT_DIGITS]
@@ -67,7 +70,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
-    """Return the path argument and the content of that file, or None if there is no file."""
+    """Return the path argument and the content of the file. The content is None if there is no file."""
     path = relative(context.root, arguments["path"])
     check_writable(path)
     return path, read_content(context.root, path)
@@ -293,7 +296,7 @@ _PYTEST = re.compile(r"\s*((?:[\w./-]+ +){0,4}?(?:[\w./-]*/)?pytest)(?![\w/.-])"
 
 
 def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ...]:
-    """Build all tools that the coder can use, sorted by name.
+    """Create all tools that the coder can use, sorted by name.
 
     Args:
         runner: runs commands in the sandbox.
@@ -335,7 +338,9 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checks to run or, for single tests, the pytest command of a check with these tests.
+    """Return the commands that run the given tests. Without tests, return the checks.
+
+    The tests are run with the pytest command of one of the checks.
 
     Raises:
         ToolError: no check runs pytest, or a test name looks like an option.

@@ -45,7 +45,10 @@ def digest_text(lines: Sequence[str], left_out: int) -> str:
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
-    """Append further turns to the digest. Return its lines and the number of oldest lines that were dropped."""
+    """Append turns to the digest.
+
+    Return the remaining lines and the number of dropped lines. The oldest lines are dropped first.
+    """
     lines = [*before, *(line for turn in turns for line in _lines(turn))]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
     left_out = 0
@@ -100,7 +103,7 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def system_prompt(role: Role) -> str:
-    """Return the system prompt for a role, which stays the same within a session."""
+    """Return the system prompt for a role. The prompt does not change within a session."""
     values = {"tools": role.tools, "max_turns": role.max_turns, "answer": role.answer}
     return _ENVIRONMENT.from_string(role.prompt).render(values).strip() + "\n"
 
@@ -118,7 +121,7 @@ OPENING = 2
 
 
 class Node(Sparse):
-    """A stored step in a conversation."""
+    """Stored step of a conversation."""
 
     parent: ArtifactRef | None = None
     """Previous node. None for a root, whose messages start with the opening."""
@@ -143,7 +146,7 @@ class Conversation(NamedTuple):
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """Return the messages to send to the model. The digest is appended to the task, so compaction keeps both."""
+        """Messages to send to the model. The digest is part of the task, so compaction keeps both."""
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
@@ -155,9 +158,10 @@ class Conversation(NamedTuple):
         return self._replace(messages=self.messages + new, new=self.new + new)
 
     def compact(self, keep_tokens: int) -> "Conversation":
-        """Shorten the conversation: keep the newest turns in full and replace each older turn with one line.
+        """Shorten the conversation.
 
-        The newest turn is always kept, because the model expects its results.
+        The newest turns are kept in full, and each older turn is replaced with one line. The newest turn is
+        always kept, because the model expects its results.
         """
         blocks: list[list[Message]] = []
         for message in self.messages:
@@ -186,7 +190,7 @@ def start_conversation(role: Role, task: str) -> Conversation:
 
 
 def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
-    """Read a conversation from its last node to its root.
+    """Read a conversation by following its nodes back to the root.
 
     Raises:
         ArtifactError: a node is missing or damaged.
@@ -201,7 +205,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """Estimate the number of tokens in a prompt as a quarter of its bytes."""
+    """Estimate the number of tokens in a prompt, assuming four bytes per token."""
     total = 0
     for message in messages:
         texts = (message.text, *(text for call in message.calls for text in (call.tool, call.arguments)))
@@ -264,13 +268,16 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
 
 
 def write_turn(session_folder: Path, stored: StoredTurn) -> None:
-    """Write a turn durably to the journal."""
+    """Durably write a turn to the journal."""
     private_folder(session_folder)
     write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
 
 
 def discard_turns(session_folder: Path, first: int) -> None:
-    """Delete the turns from `first` on, with their calls, because they belong to an abandoned branch of the session."""
+    """Delete turn `first` and all later turns, with their calls.
+
+    They belong to an abandoned branch of the session.
+    """
     entries = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
     # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.
     for match, path in sorted(entries, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
@@ -284,7 +291,7 @@ def _path(session_folder: Path, number: int) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnTaker:
-    """Takes the turns for all roles."""
+    """Requests model turns for all roles."""
 
     model: TurnModel
     tools: ToolExecutor
@@ -296,20 +303,22 @@ class TurnTaker:
     ) -> Turn:
         """Return the model's next turn. Idempotent: a turn that is already in the journal is not requested again.
 
-        A turn with this number but a different input belongs to an abandoned branch. It is deleted together with
-        everything that followed it. A malformed response is reported as `Turn.problem` and never raised.
+        A turn with this number but a different input belongs to an abandoned branch. The turn and all later
+        turns are deleted. A malformed response is reported as `Turn.problem` and never raised.
 
         Args:
             request: the turn. A request without a node starts a conversation.
             task: the first message in a new conversation.
             store: the project's artifact store.
-            model: the only model to ask. If it is empty, the settings decide.
-            beat: is called for every chunk of the response.
+            model: the model to ask. If empty, the settings decide.
+            beat: called for each chunk of the response.
 
         Raises:
-            PlannerError: the model service refuses, or the project's privacy forbids prompts with code. Not retryable.
+            PlannerError: the model service refuses, or the project's privacy forbids prompts with code. Not
+                retryable.
             PlannerUnavailableError: the service is busy or down. Retryable.
-            ArtifactError: the conversation or the journal cannot be read, or another run has progressed. Not retryable.
+            ArtifactError: the conversation or the journal cannot be read, or another run took the turn. Not
+                retryable.
             StorageFullError: the disk is full. Not retryable.
         """
         earlier = await asyncio.to_thread(self._find, request)

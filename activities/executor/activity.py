@@ -95,7 +95,7 @@ class Delivery(Value):
 
 
 class ExecuteRequest(Value):
-    """Request to run a delivery. The tree on disk must be the given one."""
+    """Request to run a delivery. The files on disk must match the given tree."""
 
     scope: EpisodeScope
     key: str
@@ -103,7 +103,7 @@ class ExecuteRequest(Value):
 
 
 class ConcludeRequest(Value):
-    """Request to report a delivery that was carried out by a workflow."""
+    """Request to report a delivery that a workflow carried out."""
 
     scope: EpisodeScope
     begun: ExecutorReport
@@ -199,9 +199,9 @@ class ExecutionActivities:
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
         """Run a delivery and wait for it to end.
 
-        Idempotent: a delivery that has been reported returns its report. If an earlier attempt started a delivery but
-        did not report it, the outcome is taken from that attempt's traces if they show how it ended. Otherwise, the
-        order's `on_crash` decides whether to repeat the delivery, ask a person or leave its outcome unknown.
+        Idempotent: if the delivery has already been reported, its report is returned. If an earlier attempt
+        crashed, the outcome is read from the files that it left. If they do not show the outcome, the order's
+        `on_crash` decides: repeat the delivery, ask a person, or report the outcome as unknown.
         """
         workspace = Path(request.scope.workspace)
         outbox = self._outboxes(workspace)
@@ -262,7 +262,7 @@ class ExecutionActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
-        """Report a delivery that was carried out by a workflow. Idempotent: the first report is kept."""
+        """Report a delivery that a workflow carried out. Idempotent: the first report is kept."""
         workspace, report = Path(request.scope.workspace), request.begun
         with self._workspaces.hold(request.scope) as tree:
             delivery = self._outboxes(workspace).get(report.key)
@@ -284,9 +284,9 @@ class ExecutionActivities:
 
     @contextlib.contextmanager
     def _record_break_off(self, outbox: "Outbox", key: str) -> Iterator[None]:
-        """During the block, a delivery is claimed. If it breaks off with an error, record the reason in the outbox.
+        """Mark a delivery as claimed. If the block raises an error, record the reason in the outbox.
 
-        If a claimed delivery has neither a report nor such a reason, its worker was killed.
+        A claimed delivery without a report and without a reason means that its worker was killed.
         """
         self._claimed.add(key)
         try:
@@ -305,7 +305,10 @@ class ExecutionActivities:
 
     @staticmethod
     def _find_delivery(outbox: "Outbox", request: ExecuteRequest) -> OutboxEntry | None:
-        """Find a queued delivery. If a run before a reset has queued it, queue it again under this run's key."""
+        """Find a queued delivery.
+
+        A delivery that was queued before a workflow reset is queued again under the key of this run.
+        """
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
         if delivery is None or queued_by == run_id:
@@ -318,7 +321,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Settle a delivery that an earlier attempt started: return its outcome, or the order to deliver it again."""
+        """Return the outcome of an interrupted delivery, or the order for delivering it again."""
         try:
             outcome = selection.executor.reconcile(order, state_folder_of(scope))
             if outcome is None and selection.executor.continues(order, state_folder_of(scope)):

@@ -80,7 +80,7 @@ class ExecutorDependencies:
 
 
 def executors(dependencies: ExecutorDependencies, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
-    """Build the registry of a worker's executors: the built-in ones and those that `more` adds or replaces.
+    """Build the registry of a worker's executors. `more` adds executors or replaces built-in ones.
 
     Raises:
         SettingsError: the settings name an unknown agent.
@@ -115,7 +115,7 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
 
 
 class LazyAgentSandbox:
-    """A host's agent sandbox, chosen on first use. If the choice fails, the next agent tries again."""
+    """The agent sandbox of this host, chosen on first use. If this fails, the next agent tries again."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings

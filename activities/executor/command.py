@@ -84,7 +84,7 @@ _DOCKER = "docker"
 
 @dataclass(frozen=True)
 class CommandExecutor(Executor):
-    """Runs the `run` steps of a plan one by one, or a command built from a template."""
+    """Runs the `run` steps of a plan one by one, or runs a command built from a template."""
 
     sandbox: Sandbox
     """The sandbox for all commands."""
@@ -211,7 +211,7 @@ class CommandExecutor(Executor):
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
 
     def _hidden_file(self, spec: SandboxSpec) -> Path | None:
-        """Return the file on this host that an argument names but that is not visible in the sandbox."""
+        """Return the file on this host that an argument names if the sandbox hides it, or None."""
         if self.sandbox.name in (_DOCKER, UNSAFE):
             return None
         root = path_inside(self.sandbox.name, spec.root)
@@ -246,8 +246,8 @@ class CommandExecutor(Executor):
 def is_outside(argument: str, root: Path) -> bool:
     """Return whether an argument refers to a path outside `root`. The root must be a resolved path.
 
-    Each path in the argument is checked, for example in `--config=/etc/x` or `-I/usr`, and symlinks are followed. This
-    catches a planner's mistakes. The sandbox protects against malice.
+    Each path in the argument is checked, for example in `--config=/etc/x` or `-I/usr`, and symlinks are
+    followed. This catches mistakes of a planner. The sandbox protects against malicious commands.
     """
     for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
         if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):

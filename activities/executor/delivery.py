@@ -38,7 +38,7 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
     """Reject the permission rule `ask` for an agent that cannot ask. Read-only agents are exempt.
 
     Raises:
-        ExecutorError: a person would have to be asked.
+        ExecutorError: the permission rule is `ask`.
     """
     if choice.permissions is Verdict.ASK and choice.mode is not AgentMode.READ_ONLY:
         raise ExecutorError(
@@ -48,7 +48,7 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
 
 
 def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
-    """Remove subfolders that have not changed for too long, and return how many were removed.
+    """Remove subfolders that have not changed for too long. Return the number of folders removed.
 
     Args:
         folder: the parent folder. It may be missing. Symlinks in it are kept.
@@ -72,7 +72,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
 @contextmanager
 def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
-    """Write text to a private temporary file that exists until the context exits."""
+    """Write text to a private temporary file. The file is deleted when the context exits."""
     # A lone surrogate in a model's text must not make the delivery fail.
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
@@ -82,7 +82,7 @@ def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
 
 
 def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutcome | None:
-    """Return the outcome of a process that did not exit on its own, or None."""
+    """Return the outcome of a process that was stopped, or None if it exited on its own."""
     match result.reason:
         case Reason.EXITED:
             return None
@@ -101,12 +101,12 @@ def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutc
 
 
 def failed_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Create the outcome of a failed delivery that may succeed if it is retried."""
+    """Create the outcome of a failed delivery. A retry may succeed."""
     return ExecutorOutcome(status=ExecutorStatus.FAILED, error=error, error_kind=kind)
 
 
 def fatal_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Create the outcome of a delivery that cannot succeed until somebody changes the setup."""
+    """Create the outcome of a delivery that will keep failing until somebody changes the setup."""
     return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error, error_kind=kind)
 
 

@@ -76,7 +76,7 @@ class Outbox:
         self._path = path
 
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
-        """Queue a delivery. Idempotent by key: the first order is kept."""
+        """Queue a delivery. Idempotent for the same key: the first order is kept."""
         with self._transaction() as connection:
             connection.execute(
                 # A retried `hand_off` may render another order; the first one may already be at work.
@@ -92,7 +92,7 @@ class Outbox:
         return None if row is None else _read_row(row)
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Durably record that the delivery starts, and the tree from which it starts. Call this before acting.
+        """Durably record the start of a delivery and its base tree. Call this before acting.
 
         Raises:
             DeliveryError: the key was never queued or has already been reported.
@@ -108,7 +108,7 @@ class Outbox:
             )
 
     def break_off(self, key: str, reason: str) -> None:
-        """Record durably why the last attempt that claimed a delivery ends without a report."""
+        """Durably record the reason why the last attempt to claim a delivery ended without a report."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",
@@ -116,7 +116,7 @@ class Outbox:
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Record the report of a delivery durably. Reporting an equal report again has no effect.
+        """Durably record the report of a delivery. Recording an equal report again has no effect.
 
         Raises:
             DeliveryError: the key was never queued, or has a different report.

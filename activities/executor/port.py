@@ -66,7 +66,7 @@ class Control:
 
 
 class Availability(Value):
-    """Result of checking whether an executor can be used on this host, without running it."""
+    """Result of checking whether an executor can be used on this host. The executor is not run."""
 
     usable: bool = True
     reason: str = ""
@@ -78,11 +78,11 @@ class Executor(ABC):
     """Carries out one order. Its methods block and run in a thread."""
 
     def availability(self) -> Availability:
-        """Check the program and the key without starting anything slow or costly (at most 10 s)."""
+        """Check the program and the key. This takes at most 10 s and starts nothing slow or costly."""
         return Availability()
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome that a dead attempt's files show for its delivery, or None if they do not show it.
+        """Return the outcome of a delivery if the files of a dead attempt show it, or None otherwise.
 
         This is called after all processes of that attempt have ended and before anything is delivered again.
         """
@@ -90,26 +90,26 @@ class Executor(ABC):
         return None
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return whether `execute` continues what a dead attempt started, without repeating anything.
+        """Return whether `execute` continues the work of a dead attempt without repeating anything.
 
-        This is called if `reconcile` returns None. If it returns True, the delivery continues regardless of the order's
-        `on_crash`, and no person is asked.
+        This is called if `reconcile` returns None. If the result is True, the delivery continues without
+        asking a person, regardless of the order's `on_crash`.
         """
         del order, state_folder
         return False
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Describe the order's possible effects outside the working tree and the executor's home, or return "".
+        """Describe possible effects outside the working tree and the executor's home, or return "".
 
-        The text is a phrase for a person to read. After a crash, only executors that declare no such effects are run
-        again without asking. Spending model tokens twice does not count as an effect.
+        The text is a phrase for a person to read. After a crash, an order is repeated without asking only if
+        it has no such effects. Spending model tokens twice does not count as an effect.
         """
         del order
         return "the executor does not declare such effects"
 
     @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Carry out the order until it is done, limited, failed or cancelled. No child process may outlive the call.
+        """Carry out the order and return its outcome. No child process may outlive the call.
 
         Args:
             order: the work to do.
@@ -122,14 +122,14 @@ class Executor(ABC):
 
 
 class DelegatingExecutor(Executor):
-    """Executor that is run by a workflow. Its `execute` only claims the delivery.
+    """An executor whose orders are carried out by a workflow.
 
-    The episode then starts the workflow and calls `conclude`.
+    `execute` only claims the delivery. The episode then starts the workflow and calls `conclude`.
     """
 
     @abstractmethod
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return the outcome of a delivery that a workflow has carried out. Idempotent."""
+        """Return the outcome of a delivery that a workflow carried out. Idempotent."""
 
 
 Executors = Callable[[str], Executor]
@@ -145,7 +145,7 @@ class DeliveryState(StrEnum):
 
 
 class DeliveryError(TightloopError):
-    """A delivery is not in the outbox, or its state does not allow the request."""
+    """Raised if a delivery is not in the outbox, or its state does not allow the request."""
 
 
 class OutboxEntry(Value):
@@ -174,7 +174,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class NoExecutor(Executor):
-    """Placeholder used if no executor is usable. Every order fails with the reasons."""
+    """Executor that is used if no other one is usable. Every order fails with the reasons."""
 
     reason: str
     """A sentence for a person."""
@@ -201,7 +201,7 @@ class ExecutorSelection:
     """The reasons why preferred executors are unusable, one sentence each."""
 
     def adapt_order(self, order: WorkOrder) -> WorkOrder:
-        """Return the order without the session, model and options of other executors."""
+        """Return the order without the session, model and options meant for other executors."""
         choice, resume = order.executor, order.resume
         other_names = {choice.name, *choice.fallback} - {self.name}
         # To another executor, model names and options mean nothing or something else.
@@ -213,7 +213,7 @@ class ExecutorSelection:
 
 
 def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
-    """Choose the first executor in the order of preference that is usable on this host."""
+    """Return the first executor in the order of preference that is usable on this host."""
     passed_over: list[str] = []
     for name in (choice.name, *choice.fallback):
         try:

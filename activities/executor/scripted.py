@@ -53,7 +53,7 @@ _POLL_S = 0.05
 
 
 class ScriptedExecutor(Executor):
-    """Follows the script in the order's options. It is part of the package so that you can use it in your own tests."""
+    """Follows the script in the order's options. You can also use it in your own tests."""
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
@@ -91,7 +91,7 @@ class ScriptedExecutor(Executor):
 
 
 def try_of(key: str) -> int:
-    """Return the number of the attempt, starting at 1, which is the last part of `<run>/<iteration>/<try>`."""
+    """Return the number of the attempt, starting at 1. It is the last part of `<run>/<iteration>/<try>`."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdecimal() else 1
 
@@ -127,10 +127,10 @@ def insert_iteration(text: str, order: WorkOrder) -> str:
 
 
 def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
-    """Return the location of a path from the script in the working tree.
+    """Resolve a path from the script within the working tree.
 
     Args:
-        order: names the working tree.
+        order: the order that names the working tree.
         path: the path, relative to the working tree.
         follow: whether to resolve a symlink at the end of the path.
 
@@ -181,7 +181,7 @@ class _Performance:
         )
 
     def _act(self, state_folder: Path) -> ExecutorOutcome | None:
-        """Carry out the actions of the step. Return an outcome if the step ends before its scripted outcome."""
+        """Run the actions of the step. Return an outcome if the step ends before its scripted outcome."""
         if self._step.crash == "before":
             _crash_once(self._order.key, state_folder)
         try:
@@ -246,7 +246,10 @@ class _Performance:
         return early_outcome(result, self._order.executor)
 
     def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
-        """Wait for some seconds or forever. Return an outcome if the wait is cancelled or exceeds the wall limit."""
+        """Wait for the given number of seconds, or forever if it is None.
+
+        Return an outcome if the wait is cancelled or exceeds the wall limit.
+        """
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             if self._control.is_cancelled():
@@ -279,10 +282,13 @@ _STEP_CHARACTERS = 160
 
 
 class PersonExecutor(Executor):
-    """Asks a person to carry out the plan and returns at once. The workflow waits, so no thread is blocked."""
+    """Asks a person to carry out the plan and returns immediately.
+
+    The workflow waits for the answer, so no thread is blocked.
+    """
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return "", because writing the plan and asking about it can safely be repeated."""
+        """Return "", because it is safe to write the plan and ask the person again."""
         del order
         return ""
 

@@ -110,7 +110,7 @@ class InspectRequest(Value):
 
 @dataclass(frozen=True)
 class _Source:
-    """Facts about the episode on which a packet is based."""
+    """The goal, checks and failures of the episode that a packet is based on."""
 
     goal: str = ""
     checks: tuple[Check, ...] = ()
@@ -119,7 +119,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionActivities:
-    """Inspects projects. Idempotent, as changes that checks make to the tree are reverted."""
+    """Inspects projects. Idempotent, because changes that checks make to the tree are reverted."""
 
     workspaces: "Workspaces"
     stores: ArtifactStores
@@ -135,11 +135,13 @@ class InspectionActivities:
     """Returns the gates defined for a workspace in the settings."""
 
     def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, ChosenChecks]:
-        """Inspect a project and return its packet, which is stored, and its gates. The workspace must be claimed.
+        """Inspect a project and store its packet. Return the packet and the project's gates.
+
+        The workspace must be claimed.
 
         Raises:
-            InvalidRequestError: the packet or the episode does not belong to this project, or the episode has not
-                ended.
+            InvalidRequestError: the packet or the episode does not belong to this project, or the episode has
+                not ended.
             WorkspaceLockedError: another attempt holds the workspace. Retryable.
         """
         scope = request.scope
@@ -169,7 +171,7 @@ class InspectionActivities:
         before: tuple[Check, ...],
         base: str,
     ) -> tuple[Check, ...]:
-        """Return the gates that people chose or, if there are none, the gates found in a snapshot's files.
+        """Return the gates chosen by people. If there are none, return the gates found in the snapshot.
 
         Args:
             tree: working tree whose store contains the snapshot.
@@ -178,7 +180,8 @@ class InspectionActivities:
             named: gates chosen by people, most specific first.
             folder: the project's folder, relative to the top of the tree; "" for the top itself.
             before: gates found when the work began. Removing a gate's configuration must not remove the gate.
-            base: tree id of the files when the work began. A check of theirs that is not in `before` could not run.
+            base: tree id of the files when the work began. Their checks that are missing from `before` could
+                not run.
         """
         if chosen := next(filter(None, named), ()):
             return chosen
@@ -204,7 +207,7 @@ class InspectionActivities:
         return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
 
     def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
-        """Collect the facts about the requested episode on which its packet is based."""
+        """Return the goal, checks and failures of the requested episode."""
         name = request.episode
         if not name:
             return _Source()
@@ -259,7 +262,7 @@ class InspectionActivities:
     def _run(
         self, tree: "WorkingTree", snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-        """Run the gates. Return their states, and the output tails of those that do not pass."""
+        """Run the gates. Return their states, and the last output of each gate that does not pass."""
         try:
             results = dict(self._results(tree, snapshot, gates, store))
         finally:
@@ -273,7 +276,7 @@ class InspectionActivities:
     def _results(
         self, tree: "WorkingTree", snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> Iterator[tuple[str, CheckResult]]:
-        """Run checks and yield their results until the total time is used up."""
+        """Run checks and yield their results until the total time limit is reached."""
         until = time.monotonic() + ALL_CHECKS_S
         for number, gate in enumerate(gates, start=1):
             left = until - time.monotonic()
@@ -289,7 +292,7 @@ class InspectionActivities:
 def _of_trials(
     tried: tuple[TriedCheck, ...], gates: tuple[Check, ...]
 ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-    """Return the states of gates according to their trial runs, and the output tails of gates that do not pass."""
+    """Return the state of each gate from its trial run, and the last output of each failing gate."""
     trials = {trial.check.run: trial for trial in tried}
     runs = [(gate, trials[gate.run]) for gate in gates]
     states = []

@@ -176,10 +176,10 @@ def _checks(values: Any) -> tuple[Check, ...]:
 
 
 def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
-    """Extend a project's plan with the tasks that a step found, or with a task that resolves the step's conflict.
+    """Add the tasks that a step found to a project's plan, or a task that resolves its conflict.
 
     Raises:
-        InvalidRequestError: resolving the conflict led to new conflicts too many times.
+        InvalidRequestError: resolving the conflict caused new conflicts too many times.
     """
     workspace = Path(request.scope.workspace)
     store = stores(workspace)
@@ -202,7 +202,7 @@ def _record_of(workspace: Path, request: RevisePlanRequest) -> StepRecord:
 
 
 def last_commits(root: Path) -> tuple[str, ...]:
-    """Return the latest commits of a repository, newest first. If git fails, return none."""
+    """Return the latest commits of a repository, newest first. Return an empty tuple if git fails."""
     try:
         with user_git(UserRepository(root)) as git:
             result = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
@@ -231,7 +231,7 @@ class Packets:
             old.unlink(missing_ok=True)
 
     def find(self, packet_id: str) -> Packet | None:
-        """Return a packet, or None if there is no packet with this id or its file was modified."""
+        """Return a packet, or None if its id is unknown or its file was modified."""
         if not PACKET_ID.fullmatch(packet_id):
             return None
         try:
@@ -242,5 +242,5 @@ class Packets:
 
 
 def open_packets(workspace: Path) -> Packets:
-    """Open the store for the packets of a workspace's project."""
+    """Open the packet store of a workspace's project."""
     return Packets(state_folder(workspace) / "packets")

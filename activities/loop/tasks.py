@@ -42,7 +42,7 @@ class TaskPlanner(Protocol):
     """Derives tasks from a packet."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
-        """Split a goal into tasks without cyclic dependencies. If this is not possible, return the reason.
+        """Split a goal into tasks without cyclic dependencies, or return the reason why this failed.
 
         Raises:
             PlannerError: the model service rejects the request; not retryable.
@@ -62,7 +62,7 @@ NAME = "rules"
 
 
 class RuleTaskPlanner:
-    """Creates one task for the goal, or one per failing check. Requires neither a network nor a key."""
+    """Creates one task for the goal, or one for each failing check. Needs no network and no key."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
@@ -79,7 +79,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return the factory of task planners. `auto` uses a model if one is configured, and rules otherwise."""
+    """Return a function that creates task planners. `auto` uses rules if no model is configured."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):
@@ -93,7 +93,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Accept null or a single item, which models sometimes write instead of a list."""
+    """Convert null or a single item to a list. Models sometimes write these instead of a list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
@@ -162,7 +162,7 @@ class ModelTaskPlanner:
 
 
 def apply_privacy(briefing: TaskBriefing) -> TaskBriefing:
-    """Reduce a briefing to what its prompt privacy allows."""
+    """Remove content from a briefing that its prompt privacy does not allow."""
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
     packet = briefing.packet

@@ -38,19 +38,25 @@ TEXTS_AT_ONCE = 256
 
 
 class OpenAIEmbedder:
-    """Gets embeddings from a model such as `text-embedding-3-large`. The service shortens them to a given dimension."""
+    """Gets embeddings from a model such as `text-embedding-3-large`.
+
+    The service shortens each vector to the given dimension.
+    """
 
     profile = OPENAI
 
     def __init__(self, service: ModelService, model: str, dimension: int, timeout_s: float) -> None:
-        """Set the service, the model, the vector length and the timeout per request."""
+        """Set the service, model, vector length and timeout. The timeout applies to each request."""
         self._service, self.name, self.dimension, self._timeout_s = service, model, dimension, timeout_s
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Request a vector for each text, which costs money. Call this from a thread without an event loop.
+        """Request a vector for each text. Requests cost money.
+
+        Call this from a thread without an event loop.
 
         Raises:
-            ServiceUnavailableError: the service rejects the request, times out, or returns vectors of the wrong shape.
+            ServiceUnavailableError: the service rejects the request, times out, or returns vectors of the
+                wrong shape.
         """
         return asyncio.run(self._embed(texts))
 

@@ -29,12 +29,12 @@ class _Shape(NamedTuple):
 
 
 class LocalEmbedder:
-    """Returns the normalised mean of the last layer's vectors, as sentence-transformers does."""
+    """Computes embeddings as the normalised mean of the last layer, like sentence-transformers."""
 
     profile = MINILM
 
     def __init__(self, folder: Path) -> None:
-        """Load the model, which takes 0.3 s and 0.2 GB for MiniLM.
+        """Load the model. For MiniLM, this takes 0.3 s and 0.2 GB of memory.
 
         Raises:
             SettingsError: a file is missing from the folder, or the required packages are not installed.
@@ -116,12 +116,15 @@ def _shape(config: Mapping[str, Any]) -> _Shape:
 
 
 def _gelu(value: Matrix) -> Matrix:
-    """Compute the exact GELU function (Hendrycks and Gimpel 2016), with which BERT was trained."""
+    """Compute the exact GELU function used to train BERT (Hendrycks and Gimpel 2016)."""
     return (value * np.float32(0.5) * (1 + _erf(value / np.sqrt(np.float32(2))))).astype(np.float32)
 
 
 def _erf(value: Matrix) -> Matrix:
-    """Compute the error function, which NumPy lacks, to within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
+    """Compute the error function to within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26).
+
+    NumPy does not provide this function.
+    """
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

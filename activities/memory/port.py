@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class BestEffortMemory:
-    """Best-effort memory, which never raises. A failing backend disables it for this activity and sets `problem`.
+    """Memory that never raises. If the backend fails, the memory is disabled and `problem` is set.
 
-    Calls block. Each activity creates its own instance.
+    The memory stays disabled for this activity. Calls block. Each activity creates its own instance.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BestEffortMemory:
         self._with(lambda memory: memory.record_failures(self._project, failures), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Store a pattern that fixed checks which had failed."""
+        """Store a pattern that fixed failing checks."""
         self._with(lambda memory: memory.record_solution(self._project, pattern, outcomes), None)
 
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
@@ -108,7 +108,7 @@ def no_memories(_workspace: Path) -> BestEffortMemory:
 
 
 class BestEffortMemories:
-    """Opens memories. After a failure, the database is not used for a while."""
+    """Opens memories. If the database fails, it is not used again for a while."""
 
     def __init__(
         self,
@@ -117,7 +117,13 @@ class BestEffortMemories:
         *,
         max_recollections: int = 3,
     ) -> None:
-        """Set the functions that open a workspace's memory and return its project id, and the size of a briefing."""
+        """Set up access to the memories of workspaces.
+
+        Args:
+            open_memory: opens the memory of a workspace.
+            project: returns the project id of a workspace.
+            max_recollections: maximum number of recollections in a briefing.
+        """
         self._open, self._project, self._max_recollections = open_memory, project, max_recollections
         self._pause: tuple[float, str] = (0.0, "")
         """End of the pause on the monotonic clock, and the reason for the pause."""
@@ -139,7 +145,10 @@ class BestEffortMemories:
 
 
 def recall_solutions(memory: BestEffortMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
-    """Return earlier solutions, most reliable first. Return None if the memory was not queried. Blocking."""
+    """Return earlier solutions, most reliable first. Return None if the memory was not queried.
+
+    This call blocks.
+    """
     check_queries = queries(report, memory.max_recollections) if memory.is_enabled else ()
     if not check_queries:
         return None
@@ -153,14 +162,14 @@ FEWEST_FACTS = 1
 
 
 class TextMemory:
-    """A project's memory as texts for a model. Calls block, and never raise if the backend fails."""
+    """A project's memory as text for a model. Calls block and do not raise if the backend fails."""
 
     def __init__(self, memory: BestEffortMemory, source: str) -> None:
         """Set the memory and the source to record with new facts."""
         self._memory, self._source = memory, source
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return failures with their solutions, then facts. Within each group, the best matches come first."""
+        """Return failures with their solutions, followed by facts. Each group is sorted by relevance."""
         recall_query = Query(text=query, limit=limit, in_words=True)
         failures = [_describe_recollection(recollection) for recollection in self._memory.recall(recall_query)]
         facts = [_fact(entry) for entry in self._memory.search(query, kind=Kind.FACT, limit=limit)]

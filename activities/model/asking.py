@@ -32,7 +32,10 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 class UnusableAnswerError(Exception):
-    """Raised by a reader to reject a response. It lists the problems, one sentence each, for the model to read."""
+    """Raised by a reader to reject a response.
+
+    It lists the problems for the model to read, one sentence each.
+    """
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -84,7 +87,7 @@ class Exchange(Generic[T]):
 
 
 class Asker:
-    """Asks a model service, and returns malformed responses to it along with their problems."""
+    """Asks a model service. Malformed responses are sent back with a list of their problems."""
 
     def __init__(self, service: ModelService) -> None:
         # One instance for all questions, so that it remembers which models are missing.
@@ -148,10 +151,13 @@ class Asker:
 
 
 class PromptedAsker:
-    """An asker that loads its prompt, `briefing.md`, `answer.json` (the schema) and `example.json` from a folder."""
+    """An asker that loads its prompt files from a folder.
+
+    The folder contains the prompt, `briefing.md`, `answer.json` (the schema) and `example.json`.
+    """
 
     def __init__(self, service: ModelService, folder: Path, name: str) -> None:
-        """Load the prompt files. `name` is the schema's name. No connection is opened before the first question."""
+        """Load the prompt files without opening a connection. `name` is the schema's name."""
         self._asker = Asker(service)
         self._prompts = Prompts(folder, context_characters=service.context_characters)
         self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
@@ -162,7 +168,7 @@ class PromptedAsker:
         """The example response in the prompt. A model may copy it, which callers reject."""
 
     def share(self, percent: float) -> int:
-        """Return the number of characters that correspond to a percentage of the whole prompt."""
+        """Convert a percentage of the whole prompt to a number of characters."""
         return self._prompts.share(percent)
 
     async def ask(
@@ -180,7 +186,7 @@ class PromptedAsker:
 
 
 def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-    """Return the value that a response contains, or the response's problems."""
+    """Return the value in a response, or the problems of the response."""
     # With a schema, 3 of 100 answers of a small model did not parse, and all three were cut off.
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)
@@ -207,15 +213,16 @@ SHARED_OUT = 0.85
 class Prompts:
     """The prompt files in a folder.
 
-    Templates limit the values they insert with the filters `start`, `end` and `items`. Each filter takes a share of the
-    whole in percent, so that no prompt grows with the length of an episode. `all_items` has no limit. It is for
-    messages of people, which are limited when they are sent.
+    Templates limit inserted values with the filters `start`, `end` and `items`. Each filter takes a
+    percentage of the whole prompt, so that no prompt grows with the length of an episode. `all_items` has
+    no limit. It is meant for messages from people, which are limited when they are sent.
     """
 
     def __init__(self, folder: Path, *, context_characters: int) -> None:
         """Load the prompt files from `folder`.
 
-        A prompt has at most `context_characters` plus the messages of people. The limit is at least `SMALLEST_CONTEXT`.
+        A prompt has at most `context_characters` plus the messages from people. The limit is at least
+        `SMALLEST_CONTEXT`.
         """
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
@@ -241,7 +248,7 @@ class Prompts:
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
     def share(self, percent: float) -> int:
-        """Return the number of characters that correspond to a percentage of the whole prompt."""
+        """Convert a percentage of the whole prompt to a number of characters."""
         return int(self._characters * percent / 100)
 
     def _start(self, text: str, percent: float) -> str:
@@ -253,7 +260,10 @@ class Prompts:
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
-        """Format the newest items that fit as a Markdown list, with the number of omitted items."""
+        """Format the newest items that fit as a Markdown list.
+
+        The list states how many items were omitted.
+        """
         limit = self.share(percent)
         lines: list[str] = []
         used = 0
@@ -278,10 +288,11 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
 def apply_privacy(briefing: B) -> B:
-    """Reduce a briefing to what its prompt privacy allows.
+    """Remove content from a briefing that its prompt privacy does not allow.
 
-    A summary keeps the goal, the definition of done, operator notes, the names and counts of checks, the names of
-    changed files, the titles and outcomes of iterations, and reflections that were themselves based on a summary.
+    A summary keeps the goal, the definition of done, operator notes, the names and counts of checks, the
+    names of changed files, the titles and outcomes of iterations, and reflections that were themselves
+    based on a summary.
     """
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
@@ -289,10 +300,10 @@ def apply_privacy(briefing: B) -> B:
 
 
 def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
-    """Redact a part of a prompt to the given privacy level, which is None if unknown.
+    """Redact part of a prompt. `prompt_privacy` is its privacy level, or None if it is unknown.
 
     Raises:
-        PlannerError: a project here is at `summary`, and the text's level is unknown.
+        PlannerError: the level is unknown, and at least one project requires `summary`.
     """
     if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
         raise PlannerError(

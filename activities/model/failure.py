@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def model_missing(error: openai.APIStatusError) -> bool:
-    """Return whether an error means that this key cannot use this model, so that another model may work."""
+    """Return whether an error means that this key cannot use the model. Another model may work."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
     if error.status_code not in (400, 403) or error.code == "context_length_exceeded":
@@ -86,12 +86,15 @@ LARGEST_ANSWER_BYTES = 16 * 2**20
 
 
 def bounded_client() -> httpx2.AsyncClient:
-    """Create an HTTP client with the SDK's defaults. It raises `AnswerError` while reading an oversized response."""
+    """Create an HTTP client with the SDK's defaults.
+
+    The client raises `AnswerError` while reading a response that exceeds the size limit.
+    """
     return openai.DefaultAsyncHttpxClient(event_hooks={"response": [_bound]})
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Limit the size of a response body that has not been read yet."""
+    """Limit the size of a response body before it is read."""
     # The header is removed, so that httpx2 does not decompress the body again.
     unpacker = Unpacker(response.headers.pop("content-encoding", ""), LARGEST_ANSWER_BYTES)
     assert isinstance(response.stream, httpx2.AsyncByteStream)

@@ -47,7 +47,7 @@ class ModelAnswer(NamedTuple):
 
 @dataclass
 class Operation:
-    """An observed call while it is running."""
+    """A running call that is being observed."""
 
     kind: str
     """One of `telemetry.OPERATIONS`."""
@@ -56,7 +56,7 @@ class Operation:
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def note(self, attributes: Mapping[str, Value | None]) -> None:
-        """Add attributes to the observed call, ignoring None and empty values."""
+        """Add attributes to the observed call. None and empty values are ignored."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
     def record_answer(self, answer: ModelAnswer) -> None:
@@ -74,7 +74,7 @@ class Observer(Protocol):
     """Observes calls."""
 
     def observe(self, operation: Operation) -> AbstractContextManager[None]:
-        """Observe a call from the start to the end of the block."""
+        """Observe a call while the block runs."""
         ...
 
 
@@ -98,7 +98,7 @@ _progress: ContextVar[Work] = ContextVar("progress", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
-    """Start reporting progress, including the time that earlier attempts have used."""
+    """Start reporting progress. The elapsed time includes earlier attempts."""
     earlier = Work()
     # Details of an older release may not fit the model; the report then starts from zero.
     for detail in activity.info().heartbeat_details:
@@ -131,7 +131,7 @@ def describe_problem() -> str:
 
 
 def record_failure(spent: timedelta, problem: str) -> None:
-    """Pass the failure and the total time so far to the next attempt, in the heartbeat."""
+    """Pass the failure and the total time spent to the next attempt through the heartbeat."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))
 

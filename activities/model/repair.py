@@ -52,7 +52,8 @@ class Lenient(NamedTuple):
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
     """Parse the object whose opening brace is at `start`.
 
-    An object that has all `keys` (as returned by `fold_key`) and lacks only its closing brace counts as complete.
+    An object counts as complete if it has all `keys` (as returned by `fold_key`) and lacks only the
+    closing brace.
 
     Raises:
         Malformed: there is no object at this position.
@@ -69,7 +70,7 @@ def begins_object(text: str, brace: int) -> bool:
 
 
 def cut_key(text: str, brace: int) -> str | None:
-    """Return the partial key if the text ends in the first key after the brace, or None if the text continues."""
+    """Return the partial key if the text ends in the first key after the brace, or None otherwise."""
     match = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
     return match["name"] if match else None
 
@@ -228,7 +229,7 @@ class _Reader:
         return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
-        """Return whether a string ends before `at`. None means that it ends there only if no better end follows."""
+        """Return whether a string ends before `at`. None means that it ends there if no better end is found."""
         text = self.text
         after = _past(_BLANK, text, at)
         character = text[after : after + 1]
@@ -247,7 +248,7 @@ class _Reader:
         return key is not None and key["quoted"] is not None
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
-        """Return whether another member or item starts at `at`, or the enclosing list or object ends there."""
+        """Return whether a member or item starts at `at`, or the enclosing object or list ends there."""
         text = self.text
         character = text[at : at + 1]
         if not character or character in "]})":
@@ -308,9 +309,9 @@ class _Candidate(NamedTuple):
 def read_object(text: str, keys: Sequence[str]) -> Reading:
     """Return the last JSON object in a text that has all the keys.
 
-    Keys match in any case and with any separator (`Action Items`) and are returned as they are written in `keys`. A
-    text that was cut off between two sentences of its prose looks complete, so callers should also check the service's
-    truncation flag.
+    Keys match in any case and with any separator (`Action Items`) and are returned as they are written in
+    `keys`. A text that was truncated between two sentences looks complete, so callers should also check
+    the service's truncation flag.
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = (
@@ -339,7 +340,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
-    """Return whether the object has all the keys and is more than a copy of the schema or its example."""
+    """Return whether an object has all the keys and does not just repeat the schema or its example."""
     folded_items = {fold_key(key): item for key, item in value.items()}
     folded_keys = [fold_key(key) for key in keys]
     return set(folded_keys) <= set(folded_items) and not all(_is_echo(folded_items[key]) for key in folded_keys)
@@ -396,7 +397,7 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _last(text: str, keys: Sequence[str]) -> Reading | None:
-    """Return the last object that has the keys and is not nested in another object with the keys."""
+    """Return the last object that has the keys. Ignore objects nested in another such object."""
     candidates, inside = _candidates(text, keys)
     # Models write drafts before the answer, so the last object counts.
     whole = [c for c in candidates if c.start not in inside and not c.cut and _fits(c.value, keys)]
@@ -415,7 +416,7 @@ def _last(text: str, keys: Sequence[str]) -> Reading | None:
 
 
 def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[int]]:
-    """Return the readable objects, and the start positions of those nested in an object with the keys."""
+    """Return the readable objects, and the start positions of objects nested in a matching one."""
     starts = list(_starts(text))
     repaired = frozenset(at for at in starts[-_REPAIRS:] if len(text) - at <= REPAIR_CHARACTERS)
     candidates: list[_Candidate] = []
@@ -482,11 +483,11 @@ _PART_BYTES = 65_536
 
 
 class AnswerError(Exception):
-    """A response body is too large or cannot be decompressed."""
+    """Raised if a response body is too large or cannot be decompressed."""
 
 
 class Unpacker:
-    """Streaming decompression with a limit on the output, as protection against decompression bombs."""
+    """Streaming decompressor with an output limit, which protects against decompression bombs."""
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
         """Set the value of `Content-Encoding` and the output limit.

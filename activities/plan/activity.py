@@ -99,7 +99,7 @@ SUMMARY_COMMAND_CHARACTERS = 120
 
 
 class CompensationFact(Value):
-    """Recorded fact that an attempt was compensated, with the resulting tree."""
+    """Record that an attempt was compensated, with the resulting tree."""
 
     result: CompensationResult
 
@@ -229,7 +229,7 @@ class Compensator:
         return result.evolve(drift=undone), run_result
 
     def _run_compensation_step(self, work: Work, run_step: RunStep) -> CompensationResult | None:
-        """Run the step that compensates another step, if there is one, and store its record as `undo-<step>`."""
+        """Run the step that compensates another step, if there is one. Its record is named `undo-<step>`."""
         request, name = work.request, (work.step.compensate or Compensation()).step
         if not name:
             return None
@@ -366,7 +366,7 @@ STEP_ACTIVITIES = {
 # no_thread_cancel_exception: otherwise the SDK raises in the thread between any two lines, for example after a file was
 # changed but before it was recorded. Long operations poll `is_cancelled` where stopping is safe.
 class PlanActivities:
-    """Plan activities. All are idempotent and are registered with Temporal under their method names."""
+    """Activities for plans. All are idempotent and registered under their method names."""
 
     def __init__(self, ports: PlanPorts) -> None:
         self._ports = ports
@@ -377,7 +377,9 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_plan(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace, then parse, validate and store the plan and save its initial tree.
+        """Claim the workspace and open the plan.
+
+        The plan is parsed, validated and stored, and the initial tree is saved.
 
         Raises:
             WorkspaceError: the workspace cannot be used. The message says what to do. Not retryable.
@@ -397,15 +399,15 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def leave_workspace(self, request: LoadPlanRequest) -> None:
-        """Release the claim while the plan only waits for a person, so that another run can use the workspace."""
+        """Release the claim while the plan waits for a person. Another run can then use the workspace."""
         self._ports.workspaces.release(request.scope)
 
     @activity.defn(no_thread_cancel_exception=True)
     def enter_workspace(self, request: LoadPlanRequest) -> str:
-        """Claim the workspace again, and return the tree of a snapshot of its current files.
+        """Claim the workspace again. Return the tree of a snapshot of its current files.
 
         Raises:
-            WorkspaceBusyError: an episode or another plan is using it. Not retryable.
+            WorkspaceBusyError: an episode or another plan is using the workspace. Not retryable.
         """
         # While the plan waited, another run may have changed the files: the plan continues with what is there now.
         self._ports.workspaces.prepare(request.scope, take_over=self._ports.has_ended)
@@ -423,7 +425,7 @@ class PlanActivities:
     def revise_plan(self, request: RevisePlanRequest) -> RevisedPlan:
         """Return the next revision, or the reason why the text was rejected.
 
-        Each retry calls the planner again, at a cost.
+        Each retry makes another paid request to the planner.
         """
         revised = self._opener.revise(request)
         if revised.plan is not None:
@@ -435,7 +437,7 @@ class PlanActivities:
     async def pass_milestone(self, request: RunStepRequest) -> StepResult:
         """Evaluate a milestone's conditions.
 
-        A milestone without conditions passes without reading anything but the plan.
+        A milestone without conditions passes immediately.
         """
         loaded = self._ports.plans.find_cached_plan(request.scope)
         if loaded is None:
@@ -446,7 +448,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
-        """Return the child workflows that a step needs, or the step's result if it needs none."""
+        """Return the child workflows that a step needs, or the step's result if there are none."""
         prepared = self._prepare(request)
         note_preparation(self._ledger(request.scope), request, prepared, this_call())
         return prepared
@@ -523,7 +525,10 @@ class PlanActivities:
         return result
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
-        """Return whether the step is a plain milestone that the policy allows. It can be decided without I/O."""
+        """Return whether the step is a plain milestone that the policy allows.
+
+        Such a step can be decided without I/O.
+        """
         step = loaded.step(request.step, request.template)
         return is_plain(step) and judge(loaded.plan.policy, step, find_effects(step, {})).verdict is Verdict.ALLOW
 
@@ -548,7 +553,7 @@ class PlanActivities:
 
 
 def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -> tuple[ResultPart, ...]:
-    """Return the changes of a plan, as a whole or in the order in which its steps changed the tree."""
+    """Return the changes of a plan, either as a whole or per step in the order in which they were made."""
     scope, message = request.scope, closing_message(request.title or plan.title, request.snapshot, request.reason)
     if request.result != "commits":
         return (ResultPart(scope.base_tree, request.expected_tree, message),)

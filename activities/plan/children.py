@@ -52,7 +52,10 @@ ID_CHARACTERS = 60
 
 
 def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
-    """Build a plan from nested steps. It inherits the outer plan's policy, budget, seed and beliefs."""
+    """Build a plan from nested steps.
+
+    The plan inherits the outer plan's policy, budget, seed and beliefs.
+    """
     # By Bayes' rule no evidence changes a prior of 0 or 1.
     believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.request.beliefs}
     return Plan(
@@ -75,10 +78,11 @@ def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: 
 
 
 def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
-    """Parse a plan file in the tree, and limit it to the outer plan's policy and budget.
+    """Parse a plan file in the tree. The policy and budget of the outer plan limit the parsed plan.
 
     Raises:
-        InvalidRequestError: the file is missing or its plan is invalid. The message includes line and column.
+        InvalidRequestError: the file is missing or its plan is invalid. The message includes line and
+            column.
     """
     text = read_text(work.root, file)
     if text is None:
@@ -151,11 +155,13 @@ class Worktrees:
 
     @contextmanager
     def open_worktree(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
-        """Lock a child's worktree and put these files there, creating the worktree if it is missing. Idempotent.
+        """Lock a child's worktree and write the tree's files to it. Idempotent.
+
+        The worktree is created if it is missing.
 
         Raises:
             WorkspaceError: the repository has no commit, or does not contain the tree. Not retryable.
-            WorkspaceLockedError: another attempt has locked it. Retryable.
+            WorkspaceLockedError: another attempt has locked the worktree. Retryable.
         """
         # Nobody to take over from: only this step's child has this id.
         self._workspaces.prepare(scope, take_over=lambda _: False)
@@ -165,7 +171,7 @@ class Worktrees:
             yield worktree
 
     def remove(self, scope: PlanScope) -> None:
-        """Remove the worktree of a child that has ended. Refs preserve its trees. Idempotent."""
+        """Remove the worktree of a child that has ended. Its trees are preserved by refs. Idempotent."""
         self._workspaces.release(scope)
         root, state = root_of(scope), state_folder_of(scope)
         # First, so that a partially removed worktree is recreated when it is needed again.
@@ -180,7 +186,7 @@ class Worktrees:
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
-        """Remove worktrees of children that were cancelled, or whose worker died before they were settled."""
+        """Remove worktrees of children that were cancelled, or not settled because their worker died."""
         folder = state_folder_of(scope) / "worktrees"
         # By name, as nothing else remembers a child whose parent died before it was settled.
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
@@ -217,9 +223,9 @@ class AlternativeResult:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Sort key, lowest first.
+        """Sort key. The best alternative comes first.
 
-        Alternatives rank by highest score, then by smaller change, then by order in the plan.
+        Alternatives are ranked by highest score, then by smallest change, then by their order in the plan.
         """
         return (-(self.score or 0.0), self.lines, self.files, self.order)
 
@@ -233,7 +239,7 @@ class BranchRunner:
         self._checks = checks
 
     def prepare(self, work: Work) -> StepRun:
-        """Return the plans to start, each in its own worktree with the current files.
+        """Return the plans to start. Each plan has its own worktree with the current files.
 
         Raises:
             InvalidRequestError: an alternative cannot be started. The message says why.
@@ -243,7 +249,10 @@ class BranchRunner:
         return StepRun(plans=plans, names=tuple(alternative.name for alternative in action.alternatives))
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Check and score each worktree, apply the best alternative to `work.tree` and remove the worktrees."""
+        """Check and score each worktree, and apply the best alternative to `work.tree`.
+
+        The worktrees are then removed.
+        """
         action, children = work.action(BranchAction), request.children
         artifacts: dict[str, ArtifactRef] = {}
         tried = [self._evaluate(work, request, number, artifacts) for number in range(len(children))]
@@ -358,7 +367,7 @@ class OwnWorktree:
     def prepare(self, work: Work) -> None:
         """Create the worktree with the plan's current files.
 
-        To resolve a conflict, also merge in the conflicting change.
+        If the episode resolves a conflict, the conflicting change is also merged.
 
         Raises:
             WorkspaceError: the repository has no commit. Not retryable.
@@ -375,8 +384,8 @@ class OwnWorktree:
     def settle(self, work: Work, request: SettleRequest, run_result: RunnerResult) -> RunnerResult:
         """Merge a successful episode's result into `work.tree`.
 
-        If the episode failed, keep its tree and report where it is. The worktree is removed, as its trees are in the
-        store.
+        If the episode failed, its tree is kept and its location is reported. The worktree is removed, because
+        its trees are in the store.
         """
         assert work.tree is not None
         left = request.trees[0]
@@ -552,7 +561,7 @@ class StepChildren:
 
 
 def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
-    """Return the checks of an episode with resolved references."""
+    """Return the checks of an episode with their references resolved."""
     return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
 
 
@@ -578,12 +587,15 @@ def _subplan(work: Work) -> PlanRequest:
 
 
 def _only_reads(step: Step) -> bool:
-    """Return whether the step is a read-only subplan, which may run in parallel with other steps that read the tree."""
+    """Return whether the step is a read-only subplan.
+
+    Such a step may run in parallel with other steps that read the tree.
+    """
     return step.capability is Capability.SUBPLAN and step.tree_access is Access.READS
 
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
-    """Return the time limit for an episode: its budget or, if shorter, the `timeout_s` that the author set."""
+    """Return the time limit for an episode: its budget or the author's `timeout_s`, whichever is shorter."""
     # The default suits commands; an agent that nobody limits may work much longer.
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time

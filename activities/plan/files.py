@@ -52,7 +52,10 @@ def resolve_path(root: Path, path: str) -> Path:
 
 
 def read_text(root: Path, path: str) -> str | None:
-    """Read a regular file as text. Raises the same errors as `read_file`, and also rejects invalid UTF-8."""
+    """Read a regular file as text.
+
+    Raises the same errors as `read_file`, and an error for invalid UTF-8.
+    """
     content = read_file(root, path)
     try:
         return None if content is None else content.decode()
@@ -100,7 +103,7 @@ _SPECIAL = re.compile(r'[\\"$`]')
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command in which variables replace the references."""
+    """A shell command whose references have been replaced with variables."""
 
     text: str
     inlined_text: str
@@ -109,21 +112,24 @@ class Command:
 
     @property
     def script(self) -> str:
-        """Script that first assigns the variables, for runners with a fixed environment."""
+        """Script that sets the variables before running the command.
+
+        It is used by runners with a fixed environment.
+        """
         return "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.variables.items()) + self.text
 
 
 def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
-    """Build a shell command in which variables replace the references.
+    """Build a shell command whose references are replaced with variables.
 
-    Each value becomes one word, except that an unquoted list of plain values becomes several. In arithmetic, a value
-    must be a number and is inlined.
+    Each value becomes one word, but an unquoted list of plain values becomes several words. In
+    arithmetic, a value must be a number and is inlined.
 
     Raises:
         ReferenceMissingError: a reference has no value.
         ExpressionError: a reference is malformed.
-        InvalidRequestError: a value is too large, contains a zero byte, or is not a number in arithmetic. Also raised
-            if a reference is in a place that the shell does not expand.
+        InvalidRequestError: a value is too large, contains a zero byte, or is not a number in arithmetic.
+            Also raised if a reference is in a place that the shell does not expand.
     """
     placed = place_references(text)
     for _, fault, hint in find_place_faults(placed):
@@ -182,7 +188,7 @@ def _expansion(name: str, quoting: QuotingContext) -> str:
 
 
 def _written(text: str, quoting: QuotingContext) -> str:
-    """Return a value as literal text, quoted for this position in the command."""
+    """Return a value as literal text that is quoted for this position in the command."""
     match quoting:
         case QuotingContext.UNQUOTED:
             return shlex.quote(text)

@@ -53,7 +53,7 @@ Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
 class RerunBase(Value):
     """First and last tree of a plan run.
 
-    Both are empty if the run never read the files, or if a person edited them in between.
+    Both are empty if the run did not read any files, or if a person edited files during the run.
     """
 
     base_tree: str
@@ -61,14 +61,17 @@ class RerunBase(Value):
 
 
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
-    """Record the final tree of a run unless somebody else edited files, because a re-run must not revert edits."""
+    """Record the final tree of a run, unless somebody else has edited files.
+
+    A re-run must not revert the edits of other people.
+    """
     alone = is_made_by_steps(scope.base_tree, records.find_run_records(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
     records.write_fact(scope.episode_id, RERUN_BASE, left)
 
 
 def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
-    """Return whether each step started from the initial tree or from a tree produced by another step."""
+    """Return whether `tree` was produced from the initial tree by the steps alone."""
     trees = {base}
     for record in records:
         if record.tree_before and record.tree_before not in trees:
@@ -101,9 +104,10 @@ class PlanOpener:
         self._writer = writer
 
     def open(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace; parse, validate and store the plan; and keep its initial tree.
+        """Claim the workspace and open the plan.
 
-        Raises the same errors as `open_plan`.
+        The plan is parsed, validated and stored, and the initial tree is kept. Raises the same errors as
+        `open_plan`.
         """
         scope = request.scope
         records = open_file_records(Path(scope.workspace))
@@ -148,7 +152,7 @@ class PlanOpener:
     def revise(self, request: RevisePlanRequest) -> RevisedPlan:
         """Create the next revision of a plan. If its text is invalid, return the reason.
 
-        Idempotent if a text is given; otherwise a retry asks the planner again.
+        Idempotent if a text is given. Otherwise, each retry asks the planner again.
         """
         scope = request.scope
         old = self._ports.plans.load(scope)
@@ -275,11 +279,11 @@ class PlanOpener:
         return store.put(written.transcript, name="planning", media_type="text/markdown")
 
     def _base(self, scope: PlanScope, tree: "WorkingTree") -> tuple[str, tuple[str, ...]]:
-        """Return the initial tree of the run, with notes about it for the operator.
+        """Return the initial tree of the run, and notes for the operator.
 
-        If the files are exactly as the last run left them, they are reset to the initial state of that run. Every
-        completed step is then found by its hash and none is applied twice. Files that somebody has changed since are
-        kept.
+        If the files are exactly as the last run left them, they are reset to the initial tree of that run.
+        The completed steps are then reused, so no step is applied twice. Files that somebody has changed
+        since are kept.
         """
         snapshot = tree.snapshot()
         records = open_file_records(Path(scope.workspace))
@@ -327,7 +331,10 @@ class PlanOpener:
         return WrittenPlan(text=decode(file.read_bytes(), name=plan_request.file)), plan_request.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
-        """Return the version of the prompts if a model wrote this text for an earlier run, to keep the attribution."""
+        """Return the version of the prompts if a model wrote this text for an earlier run, or "".
+
+        This preserves the attribution of the plan.
+        """
         workspace = Path(scope.workspace)
         records, store = open_file_records(workspace), self._ports.stores(workspace)
         for number in itertools.count(1):

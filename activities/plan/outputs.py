@@ -21,7 +21,9 @@ DEPTH_LIMIT = 100
 
 
 def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Merge the action's results with the outputs that the step declares. Declared outputs take precedence.
+    """Merge the results of an action with the outputs that the step declares.
+
+    Declared outputs take precedence.
 
     Raises:
         InvalidRequestError: an output is missing or malformed. The message names it.
@@ -103,7 +105,7 @@ VALUE_BYTES = 64_000
 
 @dataclass(kw_only=True)
 class References:
-    """Resolves references for one step attempt, reading each record once."""
+    """Resolves references for one step attempt. Each record is read only once."""
 
     loaded: LoadedPlan
     step: Step
@@ -118,7 +120,7 @@ class References:
     _cache: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Any:
-        """Return the value of a reference, which is given without `${` and `}`.
+        """Return the value of a reference. The name is given without `${` and `}`.
 
         Raises:
             ReferenceMissingError: the reference has no value. The message gives the reason.
@@ -131,7 +133,7 @@ class References:
         return follow(self._read_reserved_name(head, name), path, name=name)
 
     def used(self, value: Any) -> dict[str, Any]:
-        """Return the values of all references in a text, list or mapping. A reference without a value gets None."""
+        """Return the values of all references in a text, list or mapping. Missing values are None."""
         values: dict[str, Any] = {}
         for name in find_references(value):
             try:
@@ -158,7 +160,7 @@ class References:
         return values[head]
 
     def _fitting(self, name: str) -> list[str]:
-        """Return the step ids with which a reference may begin, without scanning all steps."""
+        """Return the step ids that the reference may start with. This does not scan all steps."""
         parts = name.split(".")
         # Step ids may contain dots, so every prefix of the reference may be an id.
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
@@ -180,7 +182,7 @@ class References:
         return resolve(items[index], self) if isinstance(template.for_each, tuple) else items[index]
 
     def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
-        """Return the items of a template. Items that are written in the plan still contain references."""
+        """Return the items of a template. Items written in the plan may still contain references."""
         items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
         if not isinstance(items, list | tuple):
             raise ReferenceMissingError(f"for_each of {template.id} must be a list, not {type(items).__name__}")
@@ -226,7 +228,10 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return the tree to compare with: the tree after step `since`, or the plan's initial tree. "" if it is unknown."""
+    """Return the tree after step `since`, or the plan's initial tree if `since` is empty.
+
+    Return "" if the tree is unknown.
+    """
     if not since:
         return scope.base_tree
     record = records.latest(scope.episode_id, since)
@@ -234,9 +239,9 @@ def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
 
 
 def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
-    """Convert outputs to the form in which records contain them.
+    """Convert outputs to the form that is stored in records.
 
-    Large values become `{"artifact": {...}}`, as do values that already have that form.
+    Large values are replaced with `{"artifact": {...}}`. So are values that already have this form.
     """
     packed = dict(outputs)
     for name, value in outputs.items():
@@ -248,7 +253,7 @@ def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
 
 
 def unpack(value: Any, store: ArtifactStore) -> Any:
-    """Return an output, which is loaded from the store if `pack` has moved it there.
+    """Return an output. If `pack` has moved it to the store, load it from there.
 
     Raises:
         ArtifactMissingError: the store does not contain it.

@@ -132,7 +132,10 @@ class PlanWriter:
         return self._ask_model(prompt, prompt_privacy, read, REVISION_SCHEMA)
 
     def _render_plan(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
-        """Return the plan's text. If it is too long or must not be sent, return an outline with the failed steps."""
+        """Return a plan's text, or an outline with the failed steps.
+
+        The outline is used if the text is too long or must not be sent.
+        """
         # Without policy and budget, which the model must not write.
         whole = write_plan(plan.evolve(policy=Policy(), budget=PlanBudget()))
         if (
@@ -219,7 +222,7 @@ class PlanWriter:
 
 
 def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
-    """Add the steps of the old plan that `keep` names and that the new plan does not define itself.
+    """Add the old plan's steps that `keep` names, unless the new plan defines them itself.
 
     Raises:
         UnusableAnswerError: `keep` contains an unknown step.

@@ -88,13 +88,13 @@ class Work:
 
     @cached_property
     def command(self) -> Command:
-        """A shell step's resolved command. The policy is applied to exactly the text that runs."""
+        """The resolved command of a shell step. The policy is checked against exactly this text."""
         return shell_command(self.action(ShellAction).run, self.lookup)
 
     def resolve(self, value: Any) -> Any:
         """Replace the references in a text, list or mapping with their values.
 
-        A text that consists of a single reference becomes its value.
+        A text that consists of a single reference is replaced with the value itself.
         """
         return resolve(value, self.lookup)
 
@@ -140,17 +140,17 @@ class RunnerResult:
 
 
 class Runner(Protocol):
-    """Runs the steps that use one capability. Calls block and are made in an activity's thread."""
+    """Runs the steps of one capability. Calls block and run in an activity's thread."""
 
     def preview(self, work: Work) -> str:
-        """Describe in words or as a diff what `run` would do, without side effects or questions."""
+        """Describe the effect of `run` in words or as a diff. This has no side effects and asks no questions."""
         ...
 
     def run(self, work: Work) -> RunnerResult:
         """Run a step and return its result.
 
-        If it fails, return a `RunnerResult` with a failure. Only errors in the worker itself are raised, and Temporal
-        retries those.
+        If the step fails, the returned `RunnerResult` contains a failure. Errors are raised only for problems
+        in the worker, and Temporal retries the activity.
         """
         ...
 
@@ -168,7 +168,7 @@ class UndoResult:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenPlan:
-    """Plan that a model wrote, with its cost."""
+    """A plan written by a model, with its cost."""
 
     text: str = ""
     """A valid plan within its limits. Empty if none was written."""
@@ -214,7 +214,7 @@ def note_step_start(ledger: "ProjectLedger", request: RunStepRequest, call: Call
 
 
 def note_preparation(ledger: "ProjectLedger", request: RunStepRequest, prepared: StepRun, call: Call) -> None:
-    """Record in the ledger that child workflows start, or the step's result if there are no children."""
+    """Record the start of child workflows in the ledger, or the step's result if there are none."""
     if prepared.result is not None:
         note_step_end(ledger, request, prepared.result, call)
         return
@@ -239,7 +239,7 @@ def note_compensation(ledger: "ProjectLedger", request: RunStepRequest, result: 
 
 
 def note_closing(ledger: "ProjectLedger", request: ClosePlanRequest, call: Call, result: PlanClosed) -> None:
-    """Record a plan's outcome, the place of its result, and the final statuses of its unfinished steps."""
+    """Record a plan's outcome, the location of its result and the final statuses of unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:

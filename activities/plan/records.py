@@ -49,12 +49,12 @@ class LoadedPlan:
 
     @cached_property
     def steps(self) -> Mapping[str, Step]:
-        """Steps by id. Templates have a `*` in their id."""
+        """Steps by id. The ids of templates contain a `*`."""
         return {step.id: step for step in self.plan.steps}
 
     @cached_property
     def graph(self) -> str:
-        """Packed graph for the scheduler. Compiled once and cached, as every workflow run needs it.
+        """Packed graph for the scheduler. It is cached because every workflow run needs it.
 
         Raises:
             InvalidRequestError: the graph is too large for the workflow history.
@@ -90,7 +90,7 @@ class PlanCache:
         self._lock = threading.Lock()
 
     def find_cached_plan(self, scope: PlanScope) -> LoadedPlan | None:
-        """Return the plan of a scope if it is in the cache, or None. Never blocks."""
+        """Return the cached plan of a scope, or None if it is not in the cache. Never blocks."""
         # Called on the event loop, which must not wait while a thread parses a large plan.
         if scope.plan is None or not self._lock.acquire(blocking=False):
             return None
@@ -100,10 +100,10 @@ class PlanCache:
             self._lock.release()
 
     def put(self, workspace: str, stored: StoredPlan) -> tuple[ArtifactRef, LoadedPlan]:
-        """Store a revision, and cache the plan in the form in which it will be read.
+        """Store a revision and add the plan to the cache.
 
         Raises:
-            InvalidRequestError: its graph is too large for the workflow history. Nothing is stored.
+            InvalidRequestError: the graph is too large for the workflow history. Nothing is stored.
         """
         content = stored.content()
         # Parsed from the stored bytes, so that the cached plan equals the one that another worker reads.
@@ -147,7 +147,10 @@ _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, St
 
 
 def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
-    """Render the hand-off note in Markdown, with outcome, completed and open steps, decisions and file locations."""
+    """Render the hand-off note in Markdown.
+
+    It contains the outcome, completed and open steps, decisions and file locations.
+    """
     titles = {step.id: step.title or step.id for step in plan.steps}
     completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` next to this note"]
@@ -207,7 +210,7 @@ def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> li
 
 
 def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
-    """Render a heading with a bullet list, or "" if the list is empty. At most `limit` items are listed."""
+    """Render a heading and a bullet list of at most `limit` items, or "" if the list is empty."""
     items = list(lines)
     if not items:
         return ""
@@ -230,7 +233,7 @@ def _failure(record: StepRecord, titles: dict[str, str]) -> str:
 
 
 def describe_answer(step: str, answer: Answer) -> str:
-    """Describe an answer in one line: the step, the chosen option, the person who chose it and their text."""
+    """Describe an answer in one line. It names the step, the option and the person, and quotes their text."""
     return f"{step}: {answer.option} by {answer.by}. {answer.text}".rstrip()
 
 
@@ -243,7 +246,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RunStart(Value):
-    """Start of a plan's latest run."""
+    """Start time of a plan's latest run."""
 
     at: datetime
 
@@ -289,7 +292,7 @@ class FileRecords:
         return _read(self._path(plan_id, step, attempt))
 
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
-        """Return the latest completed attempt of a step in this run that was not compensated.
+        """Return the latest completed attempt of a step in this run, ignoring compensated attempts.
 
         References are resolved from this attempt.
         """
@@ -299,7 +302,7 @@ class FileRecords:
         return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
     def find_equal_result(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
-        """Find the latest completed attempt with these inputs in any run. Return None if it was compensated."""
+        """Return the latest completed attempt with these inputs from any run, or None if it was compensated."""
         completed = self._completed_records(plan_id, step, _ANY)
         # The newest decides alone: once it was compensated, an older equal result must not return.
         newest = max((record for record in completed if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
@@ -398,7 +401,7 @@ def _read(path: Path) -> StepRecord | None:
 
 
 def _undone(path: Path) -> list[str]:
-    """Return the hashes of all compensated records of an attempt, including records that were replaced."""
+    """Return the hashes of all compensated records of an attempt, including replaced records."""
     try:
         # Four digits of the attempt begin every file name, also `0001.<hash>.json`.
         return path.with_name(f"{path.name[:4]}.undone").read_text().split()
@@ -486,7 +489,7 @@ def store_account(
 
 
 def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
-    """Return the report on the plan's final tree. Reports on other trees belong to earlier runs."""
+    """Return the report on the plan's final tree. Reports on other trees are from earlier runs."""
     fact = records.read_fact(request.scope.episode_id, CHECKS_FACT, ChecksFact)
     if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
         return None

@@ -16,7 +16,7 @@ from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class PlanScope(EpisodeScope):
-    """Scope of one plan in one workspace. `episode_id` is the plan's id, which is also its workflow id."""
+    """Scope of one plan in one workspace. `episode_id` is the id of the plan and of its workflow."""
 
     plan: ArtifactRef | None = None
     """The revision's stored `StoredPlan`. None only before the plan is opened."""
@@ -61,13 +61,13 @@ class OpenedPlan(Value):
 
 
 class LoadPlanRequest(Value):
-    """Request for a stored revision's graph, made by a continued run."""
+    """Request from a continued run for the graph of a stored revision."""
 
     scope: PlanScope
 
 
 class RevisePlanRequest(Value):
-    """Request for a new revision. The text comes from a person; if it is empty, a planner is asked."""
+    """Request for a new revision. A planner is asked if no person has supplied a text."""
 
     scope: PlanScope
     source: str = ""
@@ -91,7 +91,7 @@ class RevisePlanRequest(Value):
 
 
 class RevisedPlan(Value):
-    """New revision or the reason why it was rejected."""
+    """A new revision, or the reason why it was rejected."""
 
     plan: ArtifactRef | None = None
     graph: str = Field(default="", repr=False)
@@ -110,7 +110,7 @@ class RevisedPlan(Value):
 
 # Sparse: the history holds one per attempt, and a step costs 900 bytes there (docs/reference/figures.md).
 class RunStepRequest(Sparse):
-    """One step attempt to run or compensate."""
+    """Request to run or compensate one step attempt."""
 
     scope: PlanScope
     step: str
@@ -171,7 +171,7 @@ class PlanVerification(Value):
 
 
 class ClosePlanRequest(Value):
-    """Request to close a plan, which stores its archive and releases its claim."""
+    """Request to close a plan. This stores the plan's archive and releases its claim."""
 
     scope: PlanScope
     outcome: PlanOutcome
@@ -218,7 +218,10 @@ class StepRun(Value):
 
 
 class SettleRequest(Value):
-    """Request to settle a step whose children have ended: compare their results and apply the best alternative."""
+    """Request to settle a step after its children have ended.
+
+    Their results are compared, and the best alternative is applied.
+    """
 
     run: RunStepRequest
     children: tuple[str, ...] = ()
@@ -238,5 +241,5 @@ class SettleRequest(Value):
 
     @property
     def scope(self) -> PlanScope:
-        """Scope of the requesting plan, which every activity request has."""
+        """Scope of the requesting plan."""
         return self.run.scope

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Planner(Protocol):
-    """Decides on the next step. An invalid model response is returned as a verdict, not raised."""
+    """Decides on the next step. An invalid model response is returned as a verdict instead of raised."""
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
         """Decide on the next step, based on a briefing.
@@ -64,10 +64,10 @@ Raises `PlannerError` if the kind is unknown or its key is missing.
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
-    """Ask a planner until its message follows the template, or return `MALFORMED` with a reason.
+    """Ask a planner until its message matches the template. Return `MALFORMED` if it never does.
 
-    Fields that the loop knows (project, goal, iteration, definition of done and a fresh reflection) are filled in. The
-    planner must supply the rest.
+    Fields that the loop knows are filled in: project, goal, iteration, definition of done and a fresh
+    reflection. The planner must supply the rest. `MALFORMED` comes with a reason.
 
     Raises:
         PlannerError: the service rejects the request; not retryable.
@@ -100,7 +100,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
 
 def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
-    """Replace a plan's claim that nothing is left to do with the work that a person requested."""
+    """Replace a plan that claims to be done with a plan for the work that a person requested."""
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
@@ -141,10 +141,11 @@ T = TypeVar("T")
 
 
 async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
-    """Run `ask` within the time that earlier attempts have left, and return its result.
+    """Run `ask` within the time left by earlier attempts, and return its result.
 
     Raises:
-        PlannerError: the time is up. The message includes the problem with the last response. Not retryable.
+        PlannerError: the time is up. The message includes the problem with the last response. Not
+            retryable.
         PlannerUnavailableError: the service is busy or down, and there is still time for another attempt.
     """
     work = observed.begin(f"asking planner {planner!r}", limit)
@@ -196,7 +197,7 @@ class NextPlanRequest(Value):
 
 
 class WriteCheckRequest(Value):
-    """Request for a check that fails before any work."""
+    """Request to write a check that fails before the work starts."""
 
     scope: EpisodeScope
     problem: str = ""
@@ -204,7 +205,7 @@ class WriteCheckRequest(Value):
 
 
 class DraftRequest(Value):
-    """Request to draft hidden scenarios before any work."""
+    """Request to draft hidden scenarios before the work starts."""
 
     scope: EpisodeScope
     limit: int
@@ -233,12 +234,13 @@ class PlanningActivities:
 
     @activity.defn
     async def draft_scenarios(self, request: DraftRequest) -> DraftedScenarios:
-        """Have a model draft hidden scenarios. Not idempotent, because a retry asks the model again, at a cost.
+        """Ask a model to draft hidden scenarios. Not idempotent: each retry makes another paid request.
 
-        A rejected request or a model that is too slow is not a failure; the episode simply has no drafts.
+        If the request is rejected or the model is too slow, the episode has no drafts. This is not a failure.
 
         Raises:
-            PlannerUnavailableError: the model service is busy or down; retryable after the delay that it requests.
+            PlannerUnavailableError: the model service is busy or down; retryable after the delay that it
+                requests.
         """
         store, attempt = self.stores(Path(request.scope.workspace)), activity.info().attempt
         plan_request = NextPlanRequest(scope=request.scope, iteration=0)
@@ -265,9 +267,9 @@ class PlanningActivities:
 
     @activity.defn
     async def write_check(self, request: WriteCheckRequest) -> WrittenCheck:
-        """Have a model write a check that fails before any work.
+        """Ask a model to write a check that fails before the work starts.
 
-        Not idempotent, because a retry asks the model again, at a cost.
+        Not idempotent: each retry makes another paid request.
 
         Raises:
             PlannerError: the model service rejects the request, or the time is up; not retryable.
@@ -296,10 +298,11 @@ class PlanningActivities:
 
     @activity.defn
     async def next_plan(self, request: NextPlanRequest) -> PlanningOutcome:
-        """Ask the planner for the next plan. Not idempotent, because a retry asks the model again, at a cost.
+        """Ask the planner for the next plan. Not idempotent: each retry makes another paid request.
 
         Raises:
-            PlannerError: the model service rejects the request, or the time for this plan is up; not retryable.
+            PlannerError: the model service rejects the request, or the time for this plan is up; not
+                retryable.
             PlannerUnavailableError: the service is busy or down; retryable after the delay that it requests.
         """
         store = self.stores(Path(request.scope.workspace))

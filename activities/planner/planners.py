@@ -32,7 +32,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Accept null or a single item, which models sometimes write instead of a list."""
+    """Convert null or a single item to a list. Models sometimes write these instead of a list."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -77,7 +77,7 @@ class _Plan(Value):
 
 
 class OpenAIPlanner:
-    """Asks a model for the next plan and enforces the template on its response."""
+    """Asks a model for the next plan and makes sure that the response matches the template."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "plan")
@@ -183,7 +183,7 @@ class HeuristicPlanner:
     ruff: "ProjectRuff"
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Decide on the next step by rules alone, which require neither a network nor a key."""
+        """Decide on the next step using rules. This needs neither a network nor a key."""
         report = briefing.checks
         if report is None or not report.results:
             return _gave_up(
@@ -210,7 +210,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return the number of failing checks, and the names of the first few."""
+    """Return the number of failing checks and the names of the first few."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 
@@ -220,7 +220,7 @@ def _gave_up(reason: str) -> PlannerAnswer:
 
 
 def _with_notes(answer: PlannerAnswer, notes: tuple[str, ...]) -> PlannerAnswer:
-    """Add people's messages to the plan, because the rules themselves cannot follow them."""
+    """Add people's messages to the plan. The rules themselves cannot follow them."""
     if answer.message is None or not notes:
         return answer
     context = "\n\n".join((*notes, answer.message.context))
@@ -242,7 +242,7 @@ def _claims_done(count: int) -> PlannerAnswer:
 
 
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
-    """Plan to hand over the goal and the failures, so that the agent finds the steps itself."""
+    """Plan to hand over the goal and the failures. The agent decides on the steps."""
     failed = report.failed
     helped = [
         (recollection, recollection.pattern)
@@ -270,7 +270,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
 def _repeat_solutions(
     report: CheckReport, recollections: Sequence[Recollection], fixes: tuple[Fix, ...]
 ) -> PlannerAnswer:
-    """Plan to repeat the commands that solved the failures before, each command once."""
+    """Plan to repeat the commands that fixed the same failures before. Each command is used once."""
     patterns = [recollection.pattern for recollection in recollections if recollection.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     message = PlanMessage(
@@ -321,7 +321,7 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
 
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
-    """Return the factory of planners. `auto` uses a model if one is configured, and rules otherwise."""
+    """Return a function that creates planners. `auto` uses rules if no model is configured."""
     by_model = cache(lambda: OpenAIPlanner(service))
     return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 
@@ -341,9 +341,9 @@ class ProjectRuff:
         self._lock = Lock()
 
     def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
-        """Return the rules of the ruff version that the command `start` runs in `root`. Blocks.
+        """Return the rules of the ruff version that the command `start` runs in `root`.
 
-        If ruff fails, the result has no rules, and its `problem` contains the reason.
+        This call blocks. If ruff fails, the result has no rules, and its `problem` contains the reason.
         """
         try:
             version = self._output((*start, "--version"), root)

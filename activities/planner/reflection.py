@@ -30,7 +30,7 @@ from tightloop.value.scrub import scrub
 
 
 class Reflector(Protocol):
-    """Explains an iteration's result. Always responds, using rules if no model does."""
+    """Explains the result of an iteration. Falls back to rules if no model responds."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         """Return a diagnosis and at least one action item."""
@@ -66,7 +66,7 @@ class ReflectionActivities:
 
     @activity.defn
     async def reflect(self, request: ReflectRequest) -> ReflectionOutcome:
-        """Reflect on an iteration. Never fails, because rules are used if the model does not respond."""
+        """Reflect on an iteration. Never fails, because it falls back to rules."""
         store = self.stores(Path(request.scope.workspace))
         planner, briefing = await asyncio.to_thread(self._brief, store, request)
         answer = await self.reflectors(planner).reflect(briefing)
@@ -122,7 +122,7 @@ class ReflectionActivities:
 
 
 def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
-    """Return the difference between the previous plan and the iteration's plan. Empty if a plan is unknown."""
+    """Return the difference between the previous plan and this one. Empty if either plan is unknown."""
     # After a restore the newest checkpoint belongs to another iteration.
     if request.cause is ReflectCause.RESTORED:
         return ""

@@ -30,7 +30,10 @@ def _join_texts(value: object) -> object:
 
 
 def _parse_list(value: object) -> object:
-    """Accept a single text, numbered keys, or objects with one text each, which models write instead of a list."""
+    """Convert a single text, numbered keys or a list of objects to a list of texts.
+
+    Models sometimes write these instead of a list. Each object contains one text.
+    """
     if isinstance(value, str):
         return list(parse_items(value))
     if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
@@ -46,7 +49,7 @@ def _parse_list(value: object) -> object:
 
 
 class _Answer(Value):
-    """The model's response; its schema is `prompts/answer.json`."""
+    """Response of the model. The schema is in `prompts/answer.json`."""
 
     diagnosis: Annotated[str, BeforeValidator(_join_texts)] = ""
     action_items: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
@@ -92,14 +95,14 @@ _BY_REASON = {
 
 
 class RuleReflector:
-    """Reflects using rules. Never fails and does not need a network."""
+    """Reflects using rules. Never fails and needs no network."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         return ReflectorAnswer(reflection=rule_reflection(briefing), source="rules")
 
 
 def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
-    """Build a reflection from rules: the cause and the failures, with action items derived from them."""
+    """Build a reflection from rules. It contains the cause, the failures and the action items."""
     actions: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
         happened = "The work was reset to an earlier checkpoint"
@@ -151,7 +154,7 @@ PROMPTS = Path(__file__).parent / "reflection_prompts"
 
 
 class OpenAIReflector:
-    """Asks a model for a reflection. Always responds."""
+    """Asks a model for a reflection. Falls back to rules if the model does not respond."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
@@ -190,7 +193,7 @@ class OpenAIReflector:
     def _by_rules(
         self, briefing: ReflectionBriefing, exchange: Exchange[Reflection] | None, note: str
     ) -> ReflectorAnswer:
-        """Reflect with rules instead of a model. Without an exchange, there was no model call to pay for."""
+        """Reflect using rules instead of a model. `exchange` is None if no model was called."""
         return ReflectorAnswer(
             reflection=rule_reflection(briefing),
             source="rules",
@@ -203,6 +206,6 @@ class OpenAIReflector:
 
 
 def reflectors(service: ModelService) -> Reflectors:
-    """Return the factory of reflectors. A model reflects if a model plans. Otherwise, rules are used."""
+    """Return a function that creates reflectors. They use rules unless a model does the planning."""
     by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

@@ -65,16 +65,16 @@ class DraftAnswer(NamedTuple):
 
 
 class ScenarioWriter:
-    """Asks a model for scenarios, and then asks it once more for the output of their programs."""
+    """Asks a model for scenarios, then asks again for the output of their programs."""
 
     def __init__(self, service: ModelService) -> None:
         self._drafts = PromptedAsker(service, PROMPTS / "draft", "scenarios")
         self._predictions = PromptedAsker(service, PROMPTS / "predict", "predictions")
 
     async def write(self, briefing: Briefing, root: Path, limit: int) -> DraftAnswer:
-        """Draft at most `limit` scenarios for which both of the model's answers agree on the expected output.
+        """Draft at most `limit` scenarios. Both of the model's answers must agree on the expected output.
 
-        The second question contains the programs, but not the output that the first answer expects.
+        The second question contains the programs, but not the expected output from the first answer.
 
         Raises:
             PlannerError: the service rejects the request; not retryable.
@@ -115,10 +115,11 @@ class ScenarioWriter:
         return DraftAnswer(_bundle_of(agreed), usage=usage)
 
     def _usable(self, drafts: Iterable[_Draft], root: Path) -> tuple[_Draft, ...]:
-        """Return the drafts that have no errors, without duplicate paths.
+        """Return the drafts without errors, omitting duplicate paths.
 
         Raises:
-            UnusableAnswerError: no draft is usable. The problems do not quote a draft, because they are logged.
+            UnusableAnswerError: no draft is usable. The problems do not quote a draft, because they are
+                logged.
         """
         usable: dict[str, _Draft] = {}
         problems: list[str] = []
@@ -139,7 +140,7 @@ ScenarioWriters = Callable[[str], ScenarioWriter | None]
 
 
 def scenario_writers(service: ModelService) -> ScenarioWriters:
-    """Return the factory of scenario writers, which looks them up by the kind of planner."""
+    """Return a function that returns the scenario writer for a kind of planner."""
     by_model = cache(lambda: ScenarioWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 
@@ -224,7 +225,7 @@ class CheckWriter:
         self._asker = PromptedAsker(service, CHECK_PROMPTS, "check")
 
     async def write(self, briefing: Briefing, root: Path) -> CheckAnswer:
-        """Have the model write a check. The check has not been tried yet.
+        """Ask the model to write a check. The check has not been run yet.
 
         The prompt shows the files below `root` that are most similar to the goal.
 
@@ -274,15 +275,16 @@ CheckWriters = Callable[[str], CheckWriter | None]
 
 
 def check_writers(service: ModelService) -> CheckWriters:
-    """Return the factory of check writers, which looks them up by the kind of planner."""
+    """Return a function that returns the check writer for a kind of planner."""
     by_model = cache(lambda: CheckWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 
 
 def with_files(briefing: Briefing, root: Path) -> Briefing:
-    """Extend a briefing with the names of the files below `root`, and excerpts of those most similar to the goal.
+    """Add file names and excerpts from `root` to a briefing.
 
-    If the folder cannot be accessed, the briefing stays unchanged.
+    The excerpts are from the files that are most similar to the goal. If the folder cannot be accessed,
+    the briefing is returned unchanged.
     """
     try:
         names = sorted(list_files(root))

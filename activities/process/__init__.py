@@ -46,15 +46,17 @@ def run_process(
 ) -> ProcessResult:
     """Run a program until it exits, exceeds a limit or is cancelled.
 
-    The whole process tree has ended when this returns, even if a callback raises an error. If this process dies, the
-    tree ends within a second or two. The call takes at most the wall limit, two grace periods and a few seconds.
+    The whole process tree has ended when this returns, even if a callback raises an error. If this
+    process dies, the tree ends within a second or two. The call takes at most the wall limit, two grace
+    periods and a few seconds.
 
     Args:
         request: the program and its limits.
-        cancelled: is polled every 0.1 s. If it returns True, SIGINT, SIGTERM and SIGKILL are sent to the tree in turn.
+        cancelled: polled every 0.1 s. If it returns True, SIGINT, SIGTERM and SIGKILL are sent to the
+            tree in turn.
         started: receives the pid, which is also the process group and session id.
-        on_output: receives the output in chunks of at most 64 KiB. The total is unlimited. Standard error is not
-            included if it is separate.
+        on_output: receives the output in chunks of at most 64 KiB. The total is unlimited. If standard
+            error is separate, it is not included.
 
     Raises:
         UntrustedProgramError: the project can write to the program. Nothing was started.
@@ -86,9 +88,9 @@ def run_process(
 def search_path(root: Path) -> dict[str, str]:
     """Return `PATH`, `VIRTUAL_ENV` and `RUSTUP_HOME` for commands that run in a tree.
 
-    The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and checks share it so
-    that a check uses the same formatter as the executor. Use it only for look-ups inside a sandbox. Outside, programs
-    in a tree must not be found.
+    The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and
+    checks share this path so that both use the same formatter. Use it only for look-ups inside a sandbox.
+    Outside a sandbox, programs in a tree must not be found.
     """
     bin_folder = root / ".venv" / "bin"
     folders = [str(bin_folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
@@ -100,6 +102,6 @@ def search_path(root: Path) -> dict[str, str]:
 
 
 def rustup_home() -> Path | None:
-    """Return the folder with the Rust toolchains that rustup installed for this user, or None if there is none."""
+    """Return the folder with the Rust toolchains that rustup installed for this user, or None."""
     home = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
     return home if (home / "toolchains").is_dir() else None

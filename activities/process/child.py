@@ -50,12 +50,12 @@ _SIGNALS: Mapping[Reason | None, tuple[Signals, ...]] = {
 
 
 class Child:
-    """A running program with its output and its descendants. It is used by one thread at a time."""
+    """A running program with its output and its descendants. Use it from one thread at a time."""
 
     def __init__(
         self, shim: Shim, marker: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
     ) -> None:
-        """Wrap a program that `start` has started with `marker`. Call `read_from` to read its output."""
+        """Wrap a program that was started by `start` with this `marker`. Use `read_from` to read its output."""
         self.output = BoundedOutput(request.output_bytes)
         self.errors = BoundedOutput(ERRORS_BYTES, head_bytes=0)
         self._survivors: set[int] = set()
@@ -76,7 +76,7 @@ class Child:
         self._begun = self._last_output = time.monotonic()
 
     def read_from(self, pipe: io.FileIO, output: BoundedOutput) -> None:
-        """Read a pipe while the program is alive, and close it afterwards."""
+        """Read a pipe while the program is running, then close the pipe."""
         self._pipes[pipe] = output
         self._selector.register(pipe, selectors.EVENT_READ)
 
@@ -119,7 +119,7 @@ class Child:
         return self._beyond_output() or (Reason.DISK_LIMIT if self._grown else Reason.EXITED)
 
     def end(self, reason: Reason | None) -> None:
-        """End the rest of the tree and read its remaining output."""
+        """End the remaining processes of the tree and read their output."""
         self._exit_code = self.exit_code()
         has_ended = False
         try:
@@ -264,7 +264,7 @@ class Child:
         return True
 
     def _read(self, seconds: float) -> None:
-        """Read output for up to `seconds`. Return early if the state changes."""
+        """Read output for up to `seconds`. Return early if the program's state changes."""
         until = time.monotonic() + seconds
         turned = False
         while not turned and (left := until - time.monotonic()) > 0:
@@ -278,7 +278,7 @@ class Child:
                     turned = self._take(key.fileobj) or turned
 
     def _take(self, pipe: io.FileIO) -> bool:
-        """Read a chunk of output. Return whether it was the last chunk or exceeded the output limit."""
+        """Read a chunk of output. Return True if the output has ended or exceeds its limit."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         if not chunk:
             self._selector.unregister(pipe)
@@ -293,17 +293,17 @@ class Child:
 
 
 class ProcessSession:
-    """A running program's pipes, and a way to end the program.
+    """The pipes of a running program. The session can also end the program.
 
-    The session owns `stdin` and `stdout`. Closing them early is fine, as asyncio's pipe transports do, and leaving the
-    context closes them anyway. If you need to close the bare descriptors, `os.dup` them first. Both are /dev/null if
-    the program could not be started.
+    The session owns `stdin` and `stdout`. You may close them early, as asyncio's pipe transports do.
+    Leaving the context also closes them. If you need to close the bare descriptors, `os.dup` them first.
+    Both are /dev/null if the program could not be started.
     """
 
     def __init__(
         self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest, failure: str = ""
     ) -> None:
-        """Wrap a started program. `child` is None if it could not be started, and `failure` is the reason."""
+        """Wrap a started program. If it could not be started, `child` is None and `failure` is the reason."""
         self.stdin = stdin
         self.stdout = stdout
         self._child = child
@@ -316,20 +316,23 @@ class ProcessSession:
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
     def poll(self) -> int | None:
-        """Return the exit code of an ended program (negative for a signal), 127 if it never started, or None."""
+        """Return the exit code of the program, or None if it is still running.
+
+        The exit code is negative for a signal, and 127 if the program was never started.
+        """
         return 127 if self._child is None else self._child.exit_code()
 
     def start_watching(self) -> None:
-        """Start to read standard error and to watch the limits."""
+        """Start reading standard error and watching the limits."""
         self._watcher.start()
 
     def end(self, reason: Reason | None) -> ProcessResult:
         """End the program and its descendants, and return the result. Later calls return the same result.
 
-        `EXITED` closes the program's input and gives it the grace period to exit. None, for a failed caller, kills
-        everything at once. A limit that was exceeded earlier or a failed start takes precedence over `reason`.
-        `exit_code` is set if the program exited before it was signalled. This blocks for at most two grace periods and
-        a few seconds.
+        If `reason` is `EXITED`, the program's input is closed and the program gets the grace period to exit.
+        If it is None, because the caller failed, everything is killed immediately. A limit that was exceeded
+        earlier or a failed start takes precedence over `reason`. `exit_code` is set if the program exited
+        before it was signalled. This blocks for at most two grace periods and a few seconds.
         """
         self._asked.set()
         with self._ending:
@@ -347,7 +350,7 @@ class ProcessSession:
             return self._result
 
     def _watch(self) -> None:
-        """Read standard error until the program ends, a limit is exceeded or `end` takes over."""
+        """Read standard error until the program ends, exceeds a limit or is ended by `end`."""
         assert self._child is not None
         reason = self._child.watch(self._asked.is_set)
         if reason not in (Reason.EXITED, Reason.CANCELLED):
@@ -359,14 +362,14 @@ class ProcessSession:
 def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> Iterator[ProcessSession]:
     """Start a program and yield its pipes. Leaving the context always ends its whole process tree.
 
-    Standard error is read continuously so that it never blocks the program. The caller reads standard output, so the
-    request's `idle_limit_s`, `output_limit_bytes` and `stdin` are ignored. Wall, memory and process limits apply.
-    Exceeding one of them kills the program, and `end` returns which one it was.
+    Standard error is read continuously so that it never blocks the program. The caller reads standard
+    output, so the request's `idle_limit_s`, `output_limit_bytes` and `stdin` are ignored. Wall, memory
+    and process limits apply. Exceeding a limit kills the program, and `end` returns the limit.
 
     Args:
         request: the program and its limits.
-        started: receives the pid, which is also the process group and session id. It is not called if the program could
-            not be started. In that case, `poll` returns 127 and `end` returns the message.
+        started: receives the pid, which is also the process group and session id. It is not called if the
+            program could not be started. In that case, `poll` returns 127 and `end` returns the message.
     """
     request = replace(request, separate_errors=True, idle_limit_s=None, output_limit_bytes=None)
     marker = uuid.uuid4().hex

@@ -23,9 +23,10 @@ _MARK_BYTES = 64
 
 
 class BoundedOutput:
-    """The head and tail of a byte stream. The middle is counted and dropped.
+    """Keeps the head and tail of a byte stream. The middle is dropped but counted.
 
-    It holds at most `limit` bytes plus a constant. One thread may add data while another one reads.
+    At most `limit` bytes and a constant overhead are kept in memory. One thread may add data while
+    another one reads.
     """
 
     def __init__(self, limit: int = OUTPUT_BYTES, *, head_bytes: int = HEAD_BYTES) -> None:
@@ -54,11 +55,11 @@ class BoundedOutput:
 
     @property
     def cut(self) -> bool:
-        """Return whether a part of the output was dropped."""
+        """Return whether part of the output was dropped."""
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
-        """Return the output that was kept. A line states the size of the part that was dropped."""
+        """Return the output that was kept. A line states the size of the dropped part."""
         with self._changing:
             self._trim()
             cut_note = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
@@ -78,7 +79,7 @@ class EventLines:
         self._cut = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Add bytes, and return the lines that are now complete, without line endings."""
+        """Add bytes and return the lines that are now complete, without line endings."""
         *ends, start = chunk.split(b"\n")
         lines = []
         for end in ends:
@@ -114,7 +115,7 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A limit on the data that a program adds."""
+    """Limit on the amount of data that a program adds to the disk."""
 
     folders: tuple[Path, ...]
     limit_bytes: int
@@ -122,7 +123,7 @@ class Growth:
 
 
 class GrowthWatch:
-    """Watches a program's disk usage from its start."""
+    """Watches the disk usage of a program from its start."""
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
@@ -132,10 +133,11 @@ class GrowthWatch:
         self._deadline = 0.0
 
     def describe_excess(self, pids: Callable[[], Iterable[int]]) -> str:
-        """Return a sentence about the disk limit that was exceeded, or "" if none was.
+        """Return a sentence about the exceeded disk limit, or "" if no limit was exceeded.
 
         Args:
-            pids: returns the pids of the program and its descendants, to count deleted files that they still have open.
+            pids: returns the pids of the program and its descendants. Deleted files that they have open are
+                counted.
         """
         limit = self._growth.limit_bytes
         lost = 0
@@ -176,7 +178,7 @@ class GrowthWatch:
         yield from free_bytes.items()
 
     def _list_added_sizes(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes of files that changed since the start, each with the top-level entry that contains it."""
+        """Yield the size of each file that changed since the start, with the top-level entry containing it."""
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
             if not any(folder != other and folder.is_relative_to(other) for other in folders):

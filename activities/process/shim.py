@@ -35,7 +35,10 @@ _prctl = None
 
 
 def main(channel: int) -> None:
-    """Run the program that the worker sends over `channel` until the program and its descendants have ended."""
+    """Run the program that the worker sends over `channel`.
+
+    Returns after the program and its descendants have ended.
+    """
     worker = os.getppid()
     # If the program inherited the channel, its end of file would never arrive.
     os.set_inheritable(channel, False)
@@ -56,7 +59,7 @@ def main(channel: int) -> None:
 
 
 class Reaper:
-    """Waits for the program, for orphans and for the request to kill them."""
+    """Reaps the program and its orphans, and handles the request to kill them."""
 
     def __init__(self, channel: int, program: int) -> None:
         self._channel = channel
@@ -73,7 +76,7 @@ class Reaper:
         self._poll.register(wake, select.POLLIN)
 
     def watch(self, worker: int) -> None:
-        """Wait until all processes have ended, or the worker has closed its end or died."""
+        """Wait until all processes have ended, or the worker has died or closed the channel."""
         self._poll.register(self._channel, select.POLLIN)
         # Poll the parent as well: if another process holds the channel, its end of file never arrives.
         while not self._reap() and os.getppid() == worker:
@@ -82,7 +85,10 @@ class Reaper:
         self._poll.unregister(self._channel)
 
     def sweep(self) -> None:
-        """Kill all descendants and report them. All are stopped first, so that none of them forks while others die."""
+        """Kill all descendants and report them.
+
+        All descendants are stopped first, so that none of them forks in the meantime.
+        """
         until = time.monotonic() + SWEEP_S
         while not self._reap() and time.monotonic() < until:
             stopped: set[int] = set()
@@ -107,14 +113,14 @@ class Reaper:
         _send_line(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
     def _wait_for_event(self, milliseconds: int) -> bool:
-        """Wait until a child dies or the channel has data. Return whether the channel has data."""
+        """Wait until a child ends or the channel has data. Return whether the channel has data."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
             _read(self._wake)
         return self._channel in ready
 
     def _reap(self) -> bool:
-        """Reap children that have ended. Return whether no descendants are left."""
+        """Reap children that have ended. Return True if no descendants are left."""
         while not self._alone:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -144,7 +150,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _processes() -> list[tuple[int, int, bool]]:
-    """Return the pid, parent pid and liveness (False for zombies) of all processes."""
+    """Return the pid, parent pid and liveness of all processes. Liveness is False for zombies."""
     if _LINUX:
         return [row for entry in os.scandir("/proc") if entry.name.isdigit() and (row := _stat(entry.name))]
     with os.popen("/bin/ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
@@ -195,7 +201,10 @@ def _adopt_orphans() -> bool:
 
 
 def _start(channel: int, groups: list[bytes]) -> int | None:
-    """Fork a child that executes the ordered program. Return its pid, or None after reporting a failure."""
+    """Fork a child that runs the program. Return its pid, or None if the start failed.
+
+    A failure is reported to the worker.
+    """
     shim = os.getpid()
     failure, tell_failure = os.pipe()
     orders, tell_order = os.pipe()
@@ -242,7 +251,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
 
 
 class Program:
-    """The program that the forked child becomes."""
+    """The program that replaces the forked child."""
 
     def __init__(self, groups: list[bytes], orders: int) -> None:
         self._groups = groups
@@ -329,7 +338,7 @@ class Program:
 
 
 def _receive(descriptor: int) -> bytes:
-    """Read one message. Exit if the sender is gone."""
+    """Read one message. Exit if the sender has closed the connection."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
 
 

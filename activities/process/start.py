@@ -50,7 +50,7 @@ class Callbacks(TypedDict):
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """A program that runs with the worker's rights and is looked up in the request's PATH.
+    """A program that runs with the worker's permissions and is looked up in the request's PATH.
 
     Use it only for project commands that a person has chosen to run without a sandbox.
     """
@@ -148,7 +148,7 @@ MARK = "CHILD_OF_TIGHTLOOP"
 
 @dataclass(frozen=True)
 class Footprint:
-    """A process tree's resource usage at one moment."""
+    """Resource usage of a process tree at a point in time."""
 
     processes: int
     resident_bytes: int
@@ -159,14 +159,15 @@ class Footprint:
 class ProcessTree:
     """A session leader and its descendants.
 
-    As long as its shim lives and is their subreaper, they are the shim's descendants, whatever they do. Otherwise (on
-    macOS, or if the shim was killed), a descendant is recognised by its parent, if seen while the parent was alive, by
-    its session, or by the mark in its environment, which survives a double fork and `setsid`. A process that drops all
-    three at once (`env -i setsid ... &`) is missed.
+    While their shim is alive and is their subreaper, they always remain descendants of the shim.
+    Otherwise (on macOS, or if the shim was killed), a descendant is recognised by its session, by the
+    marker in its environment, or by its parent. The marker survives a double fork and `setsid`. The
+    parent must have been seen while it was alive. A process that drops all three at once
+    (`env -i setsid ... &`) is missed.
     """
 
     def __init__(self, leader: int, marker: str, *, adopter: int | None) -> None:
-        """Set the leader's pid, the id in its environment, and the subreaper's pid if there is one."""
+        """Set the pid of the leader, the marker in its environment, and the pid of the subreaper, if any."""
         self._pid = leader
         self._mark = marker
         self._leader = _process(leader)
@@ -174,9 +175,9 @@ class ProcessTree:
         self._known: set[psutil.Process] = {self._leader} if self._leader else set()
 
     def observe(self) -> Set[psutil.Process]:
-        """Record and return the descendants that can be found through their parents.
+        """Record and return the current descendants of the leader.
 
-        Once a parent has ended, they can no longer be found this way.
+        A descendant is only found while its parent is alive.
         """
         if self._adopter is not None and is_alive(self._adopter):
             covered = _children(self._adopter)
@@ -213,8 +214,8 @@ class ProcessTree:
     def signal(self, number: Signals) -> Set[psutil.Process]:
         """Send a signal to all processes of the tree and return them.
 
-        All processes are stopped until the last one has received the signal. Otherwise, a shell whose child dies first
-        would run its next command.
+        All processes are stopped until each one has received the signal. Otherwise, a shell would run its
+        next command when its child dies.
         """
         members = self.members()
         for signal_number in (SIGSTOP, number, SIGCONT):
@@ -224,7 +225,10 @@ class ProcessTree:
         return members
 
     def footprint(self) -> Footprint:
-        """Measure the resource usage of the living tree. Processes that end in the meantime are ignored."""
+        """Measure the resource usage of the running processes in the tree.
+
+        Processes that end in the meantime are ignored.
+        """
         sizes = []
         for process in self.observe():
             with suppress(psutil.Error):
@@ -234,7 +238,10 @@ class ProcessTree:
 
 
 def _inspect(probe: Callable[[], Inspected], otherwise: Inspected) -> Inspected:
-    """Call a function that inspects a process. Return `otherwise` if the process has ended or is another user's."""
+    """Call a function that inspects a process.
+
+    Return `otherwise` if the process has ended or belongs to another user.
+    """
     try:
         return probe()
     except psutil.Error:
@@ -279,7 +286,7 @@ _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
 class NotStartedError(Exception):
-    """A program could not be started. The message is for the user."""
+    """Raised if a program could not be started. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +323,7 @@ class Shim:
         return self._channel.fileno()
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Send the shim the order to start the program, and wait until the program is running.
+        """Order the shim to start the program, and wait until the program is running.
 
         Raises:
             NotStartedError: the program cannot be executed.
@@ -370,14 +377,14 @@ class Shim:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close this process's ends of the pipes. This ends a shim that only a forked process knows about."""
+        """Close this process's ends of the pipes. The shim ends once all copies are closed."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
 
     def proves_the_end(self) -> bool:
-        """Return whether the shim's report proves that no descendants are left."""
+        """Return whether the shim has reported that no descendants are left."""
         return self.adopts and self.report is not None and not self.report.survivors
 
     def finish(self) -> None:
@@ -393,9 +400,10 @@ class Shim:
 
 
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
-    """Start a shim and a process that joins the control groups and waits for the order from `start`.
+    """Start a shim and a process. The process joins the control groups and waits for `start`.
 
-    The pipes are unbuffered `popen` pipes. The shim ends with `finish` or with this process.
+    The pipes are unbuffered `popen` pipes. The shim ends when `finish` is called or when this process
+    ends.
 
     Raises:
         OSError: no process can be started.
@@ -481,7 +489,7 @@ def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Sh
 
 
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
-    """Return the project folders of a request, to which its program may write."""
+    """Return the project folders that the program of a request may write to."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
 
@@ -515,7 +523,7 @@ def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
 
 
 def _refusal(what: str, number: int, text: str) -> NotStartedError:
-    """Return the error for a program that was not started. Without a message, the program was not found."""
+    """Return the error for a program that was not started. An empty message means it was not found."""
     step, _, detail = what.partition(" ")
     if step == "execute":
         # ENOENT may also mean that the interpreter of a script is missing.
@@ -534,6 +542,6 @@ def _pids(joined: str) -> frozenset[int]:
 
 
 def raw(pipe: IO[bytes] | None) -> io.FileIO:
-    """Return a pipe of `popen` as the unbuffered file that it really is."""
+    """Return a pipe of `popen` as the unbuffered file that it is."""
     assert isinstance(pipe, io.FileIO)
     return pipe

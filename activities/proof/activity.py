@@ -64,7 +64,7 @@ REASON_CHARACTERS = 400
 
 
 class ProofActivities:
-    """Proves that checks pass outside the working tree and with the original tests."""
+    """Proves that checks pass in fresh checkouts and with the original tests."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
-        """Find the project's own checks, try them, and store the request with the chosen checks. Idempotent."""
+        """Find and try the project's own checks. Store the request with the chosen checks. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
@@ -218,7 +218,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def accept_proof(self, request: AcceptRequest) -> AcceptResult:
-        """Store a person's answer to the findings that a proof left open. Idempotent."""
+        """Store a person's answer to the open findings of a proof. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         answered = answer_proof(get_model(store, request.proof, Proof), by=request.by, asked_for=request.asked_for)
         return AcceptResult(proof=put_model(store, answered, name="proof"), facts=answered.evidence)
@@ -229,7 +229,10 @@ class ProofActivities:
 
 
 def shown_change(differ: "Differ", scope: EpisodeScope, proof: Proof) -> ShownChange | None:
-    """Return the change that the open findings are about. It names no files if a finding is about something else."""
+    """Return the change that the open findings refer to, or None if there are no open findings.
+
+    The change names no files if a finding refers to something else.
+    """
     if not proof.open_findings:
         return None
     diff = differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
@@ -239,7 +242,7 @@ def shown_change(differ: "Differ", scope: EpisodeScope, proof: Proof) -> ShownCh
 
 @dataclass(frozen=True)
 class ReviewActivities:
-    """Has a model review changes that the checks have proven."""
+    """Activities in which a model reviews proven changes."""
 
     stores: ArtifactStores
     differ: "Differ"
@@ -249,10 +252,10 @@ class ReviewActivities:
 
     @activity.defn
     async def review_proof(self, request: ReviewRequest) -> ReviewResult:
-        """Ask a model whether the change solves the task in general, and store the proof with its review.
+        """Ask a model whether the change solves the task in general. Store the proof with the review.
 
-        The same work is reviewed only once. It is not a failure if the model is slow, unavailable or gives no usable
-        answer; there is simply no review. Not idempotent, as a retry asks the model again, at a cost.
+        The same work is reviewed only once. If the model is slow, unavailable or gives no usable answer,
+        there is no review. This is not a failure. Not idempotent: each retry makes another paid request.
         """
         scope, attempt = request.scope, activity.info().attempt
         store = self.stores(Path(scope.workspace))
@@ -317,7 +320,7 @@ class ReviewActivities:
 
 
 class _Work(NamedTuple):
-    """A proven change, and the earlier review of the same change, if there is one."""
+    """A proven change, with an earlier review of the same change if there is one."""
 
     proof: Proof
     planner: str

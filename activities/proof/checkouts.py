@@ -63,7 +63,7 @@ class LocalCheckouts:
 
     @contextlib.contextmanager
     def proof_folder(self, root: Path) -> Iterator["ProofFolder"]:
-        """Open a temporary folder for checking a working tree. It is deleted in the background afterwards."""
+        """Create a temporary folder for checking a working tree. It is deleted in the background on exit."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
@@ -75,7 +75,7 @@ class LocalCheckouts:
             self._remove(folder)
 
     def list_later_commits(self, root: Path) -> tuple[str, ...]:
-        """Return the commits in the user's repository that the checked-out history does not contain."""
+        """Return the commits in the user's repository that are not part of the checked-out history."""
         return copies.list_later_commits(root)
 
     def find_copies(
@@ -85,7 +85,7 @@ class LocalCheckouts:
         return copies.find_copies(root, commits, environments, delivered)
 
     def _remove(self, folder: Path) -> None:
-        """Delete a folder in the background, or at once if too many deletions are pending."""
+        """Delete a folder in the background, or immediately if too many deletions are pending."""
         if not self._removals.acquire(blocking=False):
             remove_tree(folder)
             return
@@ -101,7 +101,7 @@ class LocalCheckouts:
 
 
 class ProofFolder:
-    """Temporary folder outside all working trees that contains checkouts and checker observers."""
+    """Temporary folder for checkouts and checker observers. It is outside all working trees."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -115,7 +115,7 @@ class ProofFolder:
             script.chmod(0o755)
 
     def checkout(self, trees: LockedTrees, files: Files, moved: UntrackedChanges) -> CheckView:
-        """Write a tree's files and the initial untracked files to a new folder, and return the folder as a view."""
+        """Write a tree and the initial untracked files to a new folder. Return a view of the folder."""
         content = self.folder("tree")
         source_files = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in source_files.items() if file.mode != _LINK})
@@ -141,14 +141,14 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def _on_disk(self, path: str) -> Path:
-        """Return the location of an untracked path on disk. It is in the workspace if it is mounted from there."""
+        """Return the location of an untracked path on disk. Paths mounted from the workspace are located there."""
         return next(
             (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
             self._root / path,
         )
 
     def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
-        """Add observers to a check. They start to watch the files in `paths` at once.
+        """Add observers to a check. They immediately start to watch the files in `paths`.
 
         `paths` are files of the tree. `seen_root` is the path at which the check sees the tree.
         """
@@ -234,7 +234,7 @@ class ProofFolder:
                 left -= file_stat.st_size
 
     def folder(self, name: str) -> Path:
-        """Create an empty folder that only those commands see that get it as a mount."""
+        """Create an empty folder. Only commands that mount the folder can see it."""
         self._numbers += 1
         # Random, so that earlier commands cannot know the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"
@@ -270,9 +270,9 @@ def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
 def _spread(folder: Path) -> None:
     """Make ext4 place each subfolder in its own block group, away from recently deleted files.
 
-    For one to five minutes, ext4 does not reuse the inodes of deleted files, and it checks all of them for every new
-    file (`recently_deleted` in fs/ext4/ialloc.c). Creating 3 000 files took 0.5 to 1 s in a group with 3 000 deleted
-    ones.
+    For up to five minutes, ext4 does not reuse the inodes of deleted files, but checks all of them for
+    every new file (`recently_deleted` in fs/ext4/ialloc.c). In a group with 3 000 deleted files, creating
+    3 000 files took 0.5 to 1 s.
     """
     if sys.platform != "linux":
         return
@@ -298,10 +298,10 @@ FILES_LIMIT = 20_000
 
 
 class OpenedFiles:
-    """Files of a tree that are opened between `start` and `stop`, ordered by the time at which each was first opened.
+    """Files of a tree that are opened between `start` and `stop`, in the order of first opening.
 
-    inotify sees every process on this host, in any language and through any mount. It does not report which process
-    opened a file. It does not see containers on another host, and it only exists on Linux.
+    inotify sees every process on this host, in any language and through any mount. It does not report
+    which process opened a file. It does not see containers on another host, and it only exists on Linux.
     """
 
     def __init__(self, folder: Path, paths: Iterable[str]) -> None:
@@ -315,7 +315,7 @@ class OpenedFiles:
         """True if nothing was missed. False before `stop`."""
 
     def start(self) -> None:
-        """Start watching. This does nothing if inotify is missing or the system's limit has been reached."""
+        """Start watching. Does nothing if inotify is missing or its system limit has been reached."""
         folders = ["", *(os.fsdecode(path) for path in folders_of(self._paths))]
         if sys.platform != "linux" or len(folders) > FOLDERS_LIMIT:
             return

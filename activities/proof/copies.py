@@ -27,9 +27,9 @@ _SYSTEM_PACKAGES = ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/*-
 
 
 def list_later_commits(root: Path) -> tuple[str, ...]:
-    """Return the commits in refs and reflogs that the checked-out history does not contain, newest first.
+    """Return commits from refs and reflogs that are not in the checked-out history, newest first.
 
-    Results of earlier runs are left out, because a run that repeats one of them does not copy anybody's work.
+    Results of earlier runs are left out, because repeating them does not copy anybody's work.
     """
     results = ("--invert-grep", "--grep=^Tightloop-Run: ")
     arguments = ("rev-list", f"--max-count={COMMITS_LIMIT}", *results, "--all", "--reflog", "--not", "HEAD")
@@ -43,7 +43,7 @@ def list_later_commits(root: Path) -> tuple[str, ...]:
 def find_copies(
     root: Path, commits: Iterable[str], environments: Iterable[str], delivered: Mapping[str, DeliveredFile]
 ) -> tuple[str, ...]:
-    """Find delivered files and hunks that were copied, and return one line for each.
+    """Return one line for each delivered file or hunk that was copied.
 
     Args:
         root: working tree.

@@ -63,9 +63,10 @@ class Difference:
         """Observations about the changed sources. Empty before `observe`."""
 
     def observe(self, before: Iterable[Observation], now: Iterable[Observation]) -> None:
-        """Determine which of the changed files decide a check, from the files that the checks loaded.
+        """Determine which changed files decide the result of a check.
 
-        `before` contains the observations of the checks at the start, `now` those on the delivered tree.
+        This is based on the files that the checks loaded. `before` contains the observations of the checks at
+        the start, and `now` contains those on the delivered tree.
         """
         kinds = self._guards.kind_of
         loaded = LoadedFiles(
@@ -101,7 +102,7 @@ class Difference:
         )
 
     def inspections(self) -> frozenset[str]:
-        """Return the commands that do nothing but inspect the text of a file that decides another check."""
+        """Return the commands that only inspect the text of a file that decides another check."""
         return self._loaded.find_inspections(file.path for file in self.guarded)
 
     def named_tests(self, goal: RequestedChanges) -> bool:
@@ -110,7 +111,7 @@ class Difference:
         return bool(paths) and all(goal.names(path.rpartition("/")[2]) for path in paths)
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Build a variant of the delivered tree in which some files have their initial content."""
+        """Return the delivered tree with the initial content of some files."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
@@ -147,7 +148,7 @@ class Difference:
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
-        """Return the content of each changed file before and after the change."""
+        """Return the content of each of the changed files before and after the change."""
         sides = ((path, self.before.get(path), self.after.get(path)) for path in paths if path in self._changed)
         return tuple(
             FileVersion(path=path, before=old.blob if old else "", after=new.blob if new else "")
@@ -155,12 +156,12 @@ class Difference:
         )
 
     def answered(self, approvals: tuple[Approval, ...]) -> dict[str, Approval]:
-        """Return the answers, by path, of people who were already asked about exactly these changes."""
+        """Return earlier answers by path. An answer is only used for exactly the same change."""
         found = ((file.path, find_approval(approvals, file)) for file in self.versions(self._changed))
         return {path: approval for path, approval in found if approval is not None}
 
     def contains(self, approval: Approval) -> bool:
-        """Return whether a file that an approval covers still differs from its initial content."""
+        """Return whether any file covered by an approval still differs from its initial content."""
         return any(file.path in self._changed for file in approval.files)
 
     def suspicious(self) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ class Difference:
         return tuple(lines)
 
     def _tests_with_helpers(self, changed: frozenset[str]) -> dict[str, str]:
-        """Return the initial texts of the tests and of the helper programs that the tests mention by name."""
+        """Return the initial texts of the tests and of helper programs that the tests mention by name."""
         programs = [path for path in self.before if can_redefine(path) and path not in changed]
         tests = [path for path in programs if self._guards.kind_of(path) is FileKind.TEST]
         texts = self._texts(self.before, tests)
@@ -184,7 +185,7 @@ class Difference:
         return texts | self._texts(self.before, helpers)
 
     def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
-        """Compare the assertions of the tests before and after, considering the changes that were requested."""
+        """Compare the assertions of the tests before and after, taking the requested changes into account."""
         kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
         tests = [file.path for file in self.guarded if file.kind in kinds]
         guarded = {file.path for file in self.guarded} | self._rewritten
@@ -211,29 +212,32 @@ class Difference:
         }
 
     def source_texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the texts, before and after the change, of changed files that do not decide a check."""
+        """Return the texts of changed files before and after the change.
+
+        Files that decide a check are left out.
+        """
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path in self._changed if path not in guarded]
         return self._texts(self.before, paths), self._texts(self.after, paths)
 
     def hollow(self, names: Iterable[str], *, is_none: bool) -> dict[str, object]:
-        """Build the instructions for running these tests while every function of the product does nothing."""
+        """Build the instructions for running tests while all functions of the product do nothing."""
         kept = [path for path in self.after if path.endswith(".py") and self._guards.kind_of(path) is not None]
         kept += [file.path for file in self.guarded]
         return {"kept": kept, "tests": sorted(names), "none": is_none, "environments": sorted(ENVIRONMENTS)}
 
     def new_test_texts(self) -> dict[str, str]:
-        """Return the delivered texts of the Python tests that changed."""
+        """Return the delivered texts of the changed Python tests."""
         paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path.endswith(".py")]
         return self._texts(self.after, paths)
 
     def modules(self) -> frozenset[str]:
-        """Return the module names that can be imported from the delivered tree."""
+        """Return the names of the modules that can be imported from the delivered tree."""
         parts = (path.removesuffix(".py").split("/") for path in self.after if path.endswith(".py"))
         return frozenset(part[1] if part[0] in ("src", "lib", "python") and part[1:] else part[0] for part in parts)
 
     def _named_data(self) -> frozenset[str]:
-        """Return changed data files that tests, or programs in the definition of done, refer to."""
+        """Return changed data files that are named in tests or in the definition of done."""
         candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
         candidates = [path for path in candidates if self._guards.kind_of(path) is None]
         if not candidates:
@@ -246,7 +250,7 @@ class Difference:
         return path in self._guards.programs or kind is FileKind.TEST
 
     def _same_code(self, selects: Callable[[str], bool]) -> Iterable[str]:
-        """Return those of the selected files in which only the formatting changed."""
+        """Return the selected files that differ only in formatting."""
         paths = [
             path
             for path, change in self._changed.items()

@@ -81,7 +81,7 @@ class CheckFinder:
             goal: goal of the work, used to find the failed tests that the work should fix.
             folder: the project's folder, relative to the top of the tree; "" for the top itself.
             covered: families of checks to leave out.
-            before: tree id of earlier files. Commands that these name are left out.
+            before: tree id of earlier files. Commands found in these files are left out.
 
         Raises:
             CancelledError: the activity was cancelled in the meantime.
@@ -168,7 +168,7 @@ class _Trial:
         self._runs = finder.runs_on(tree)
 
     def output(self, command: str) -> str:
-        """Run a harmless command in a fresh checkout, and return its output."""
+        """Run a harmless command in a fresh checkout and return its output."""
         with self._finder.checkouts.proof_folder(self._tree.root) as folder:
             view = CheckView(content=folder.folder("empty"), network=False)
             result, _ = self._runs.run_observed_check(Check(run=command, timeout_s=PROBE_S), folder, view, ())
@@ -226,7 +226,7 @@ class _Trial:
         }
 
     def _not_of_project(self, check: FoundCheck) -> str:
-        """Return the reason not to use a check whose program only exists in tightloop's own environment, or "".
+        """Return the reason to reject a check whose program exists only in tightloop's own environment.
 
         Otherwise, return "".
         """

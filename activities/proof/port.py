@@ -48,7 +48,7 @@ class LockedTrees:
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in entries}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return the contents of files by their ids, skipping contents larger than `most_bytes`."""
+        """Return the contents of files by blob id. Contents larger than `most_bytes` are skipped."""
         selected = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
         return {blob: self._tree.content(blob) for blob in selected}
 
@@ -67,7 +67,7 @@ class DeliveredFile(NamedTuple):
 
 
 class UntrackedChanges(NamedTuple):
-    """Untracked files compared with the initial state."""
+    """Changes to untracked files since the start."""
 
     environments: tuple[str, ...] = ()
     """Folders of installed programs and libraries that existed initially."""
@@ -94,7 +94,7 @@ class ScenarioSource(Protocol):
         ...
 
     def find(self, digest: str) -> ScenarioBundle | None:
-        """Return scenarios of an earlier commitment, if this host still has them."""
+        """Return the scenarios of an earlier commitment, or None if this host no longer has them."""
         ...
 
 
@@ -130,7 +130,7 @@ class FoundDefinition(Value):
 
 
 class BeginRequest(Value):
-    """Request for a baseline before the first plan of an episode, or the first step of a plan."""
+    """Request for a baseline before the first plan of an episode or the first step of a plan."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -187,7 +187,7 @@ class ProveRequest(Value):
 
 
 class ProveResult(Value):
-    """Stored proof with its findings for a person."""
+    """Stored proof, with the findings that a person has to answer."""
 
     proof: ArtifactRef
     verdict: ProofVerdict
@@ -207,7 +207,7 @@ class ProveResult(Value):
 
 
 class ReviewRequest(Value):
-    """Request to have a model review the change of a proof without open findings."""
+    """Request to let a model review a proven change. The proof must have no open findings."""
 
     scope: EpisodeScope
     proof: ArtifactRef
@@ -230,7 +230,7 @@ class ReviewResult(Value):
 
 
 class ReviewAnswer(NamedTuple):
-    """A model's review, or the reason why the model did not give a usable one."""
+    """A model's review, or the reason why the model did not give a usable answer."""
 
     review: Review | None
     reason: str = ""

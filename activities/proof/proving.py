@@ -50,7 +50,7 @@ from tightloop.value.scrub import scrub
 
 
 class Subject(NamedTuple):
-    """A definition of done, with people's descriptions of the work."""
+    """A definition of done, with the title and goal of the work."""
 
     title: str
     goal: str
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
-    """Return the subject of a proof: the plan or, without a plan, the scope's episode.
+    """Return the subject of a proof. This is the plan or, without a plan, the scope's episode.
 
     Raises:
         ArtifactMissingError: the store does not contain it. Not retryable.
@@ -114,9 +114,10 @@ def prove_tree(
     earlier: Proof | None = None,
     evidence: Evidence = Evidence(),
 ) -> Proof:
-    """Prove a locked tree that is on disk. The proof `earlier` is reused if its inputs are identical.
+    """Prove a locked tree on disk. The proof `earlier` is reused if its inputs are identical.
 
-    The number of changed files, and those answers in `approvals` that affect the result, are added to `evidence`.
+    The number of changed files is added to `evidence`, as are the answers in `approvals` that affect the
+    result.
 
     Raises:
         CancelledError: the activity was cancelled in the meantime.
@@ -181,7 +182,7 @@ def _measure(
     requested: RequestedChanges,
     answered: Mapping[str, Approval],
 ) -> tuple[list[ObservedRun], Changes]:
-    """Run the checks on the delivered tree, with the original tests, and on variants of it."""
+    """Run the checks on the delivered tree, with the original tests, and on variants of the tree."""
     commands = [check.run for check in checks]
     # All checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
     # 25 to 900 ms for 3 000).
@@ -238,9 +239,9 @@ def _measure(
 
 
 def _holds(run: ObservedRun, beginning: InitialState, inspections: Collection[str]) -> bool:
-    """Return whether all checks passed, apart from inspections that also failed at the start.
+    """Return whether all checks passed, ignoring inspections that already failed at the start.
 
-    Such a command looks for the text of a new test, which is missing when the original tests are restored.
+    An inspection may look for the text of a new test, which the original tests do not contain.
     """
     return all(
         check.passed or (check.run in inspections and (before := beginning.check(check.run)) and not before.passed)

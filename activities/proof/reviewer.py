@@ -66,16 +66,16 @@ class Reviewer:
         self._asker = PromptedAsker(service, PROMPTS, "review")
 
     async def review(self, briefing: Briefing, patch: str, root: Path) -> ReviewAnswer:
-        """Have a model review a change. Never raises if the model service fails.
+        """Ask a model to review a change. Never raises if the model service fails.
 
-        A doubt must quote lines that the change adds or removes. Other quotations are dropped, and a doubt without a
-        valid quotation is sent back to the model.
+        A doubt must quote lines that the change adds or removes. Other quotations are dropped. A doubt
+        without a valid quotation is sent back to the model.
 
         Args:
             briefing: the goal, the checks and the prompt privacy.
             patch: git patch of the change.
-            root: folder with the changed files. Files that are similar to the goal and the change are included in the
-                prompt.
+            root: folder with the changed files. Files that are similar to the goal and the change are
+                included in the prompt.
         """
         # In a thread: a change of 2 MB would block the event loop.
         material, shown = await asyncio.to_thread(self._prepare, briefing, patch, root)
@@ -106,7 +106,10 @@ class Reviewer:
         return ReviewAnswer(review, usage=exchange.usage, transcript=exchange.transcript)
 
     def _prepare(self, briefing: Briefing, patch: str, root: Path) -> tuple[_Material, tuple[FilePatch, ...]]:
-        """Return the values for the prompt, and the files whose diff it contains, as a model can quote only these."""
+        """Return the values for the prompt, and the files whose diff the prompt contains.
+
+        The model can only quote these files.
+        """
         files = read_patch(patch)
         # The tests of a changed module name it.
         named = briefing.evolve(goal="\n".join((briefing.goal, *(file.path for file in files))))
@@ -150,6 +153,6 @@ Reviewers = Callable[[str], Reviewer | None]
 
 
 def reviewers(service: ModelService) -> Reviewers:
-    """Return the factory of reviewers, which looks them up by the kind of planner."""
+    """Return a function that returns the reviewer for a kind of planner."""
     by_model = cache(lambda: Reviewer(service))
     return lambda planner: by_model() if service.plans(planner) else None

@@ -44,7 +44,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class CheckedTwice(NamedTuple):
-    """Result of a check, which was run a second time if it failed."""
+    """Result of a check. Failing checks are run a second time."""
 
     result: CheckResult
     observation: Observation
@@ -52,7 +52,7 @@ class CheckedTwice(NamedTuple):
 
 
 class FirstRun(Value):
-    """Trial run of a found check in a throwaway checkout of the original tree."""
+    """Trial run of a check in a temporary checkout of the original tree."""
 
     result: CheckResult
     observation: Observation
@@ -89,14 +89,13 @@ class Runs:
     ) -> list[CheckedTwice]:
         """Run every check in the working tree, and run failing checks a second time.
 
-        A check that passes the second time fails at random, so its failure does not count.
+        A check that passes the second time is flaky, so its failure does not count.
 
         Args:
             checks: checks to run.
             expected_tree: the tree on disk.
-            earlier: runs in a checkout of this tree, by command. A check that passed there is not run again, and one
-                that failed
-                there is not repeated.
+            earlier: trial runs on this tree, by command. A check that passed is not run again. A check that
+                failed is run only once more.
 
         Raises:
             CancelledError: the activity was cancelled in the meantime.
@@ -132,7 +131,7 @@ class Runs:
     ) -> ObservedRun:
         """Run every check in a fresh checkout of `files`. The checkout is deleted when `rooms` closes.
 
-        A check that fails is repeated once, in another checkout.
+        A failing check is repeated once in another checkout.
 
         Raises:
             CancelledError: the activity was cancelled in the meantime.
@@ -171,18 +170,19 @@ class Runs:
         *,
         is_twice: bool = False,
     ) -> list[tuple[CheckRun, CheckResult, Observation]]:
-        """Run checks that have passed once more, with changed contents of some files.
+        """Run checks that have already passed again, with changed contents of some files.
 
         Raises the same errors as `run_in_checkout`.
 
         Args:
-            rooms: keeps the checkout until it closes.
-            checks: runs that passed on the delivered tree. The time limit is twice their duration plus half a minute.
+            rooms: the checkout is deleted when this stack closes.
+            checks: runs that passed on the delivered tree. The time limit is twice their duration plus half a
+                minute.
             files: the delivered tree.
             moved: changes to untracked files.
             edits: new texts of files, or None to remove a file.
             hollow: instructions for the observer that makes the product's functions do nothing.
-            is_twice: make pytest run all passing tests a second time.
+            is_twice: whether pytest runs all passing tests a second time.
         """
         room = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
         variant = {path: file for path, file in files.items() if path not in edits}
@@ -230,7 +230,10 @@ class Runs:
         return result, observation
 
     def compare_untracked(self, beginning: InitialState, delivered: Files) -> UntrackedChanges:
-        """Return the changes to untracked files since the start. If the working tree is another one, none are known."""
+        """Return the changes to untracked files since the start.
+
+        Return no changes if the working tree is a different one.
+        """
         # In another folder, times and inodes say nothing about the files recorded at the beginning.
         if beginning.ignored is None or beginning.root != str(self.tree.root):
             return UntrackedChanges()
@@ -304,10 +307,10 @@ class Variants:
         self._beginning, self._delivered, self._tests = beginning, delivered, tests
 
     def find_needed_suppressions(self, added: Suppressions) -> tuple[str, ...]:
-        """Return the added suppressions of findings if a check fails without them.
+        """Return the added suppression comments if a check fails without them.
 
-        For checks that passed from the start, only blanket suppressions count; suppressing single rules is ordinary
-        work there.
+        If the check also passed on the initial tree, only blanket suppressions count, because suppressing a
+        single rule is ordinary work.
         """
         if not added.lines:
             return ()
@@ -331,7 +334,7 @@ class Variants:
     def find_empty_tests(self) -> tuple[str, ...]:
         """Return the new tests that pass even if the product does nothing.
 
-        The result is empty if they are less than half of the new tests.
+        Return nothing if this applies to fewer than half of the new tests.
         """
         texts, new = self._change.new_test_texts(), self._new_tests()
         runs = [run for run, names in zip(self._delivered.run.checks, new, strict=True) if names]
@@ -351,11 +354,11 @@ class Variants:
         return empty if 2 * len(empty) >= len(all_new) else ()
 
     def find_unrepeatable_tests(self) -> tuple[str, ...]:
-        """Return original pytest tests that pass once, but fail an assertion when they run again in the same process.
+        """Return existing pytest tests that pass once but fail an assertion when repeated in the same process.
 
-        Files that a test leaves behind are ruled out as the cause, because the test must fail in two processes in one
-        checkout. A test that already did so on the initial tree does not count. Neither does a test that failed on the
-        initial tree if another test of its file did so there.
+        A test must fail in two processes that share a checkout. This rules out files that the test leaves
+        behind. A test that also failed when repeated on the initial tree does not count. A test that failed
+        on the initial tree does not count if another test in its file failed when repeated there.
         """
         sources = {path for path in self._change.sources.files if path.endswith(".py")}
         runs = [
@@ -397,7 +400,7 @@ class Variants:
         )
 
     def _new_tests(self) -> list[frozenset[str]]:
-        """Return the names of the new Python tests that pass, for each check."""
+        """Return the names of the new Python tests that pass in each check."""
         texts = self._change.new_test_texts()
         new = []
         for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):

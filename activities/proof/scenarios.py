@@ -67,7 +67,7 @@ def baseline_of(use: Runs, source: ScenarioSource, hidden: HiddenScenarios, tree
 def result_of(
     use: Runs, source: ScenarioSource, hidden: HiddenScenarios, beginning: InitialState, delivered: str
 ) -> ScenarioResult:
-    """Run the scenarios on the delivered tree. Raises the same errors as `baseline_of`."""
+    """Run the hidden scenarios on the delivered tree. Raises the same errors as `baseline_of`."""
     if not hidden.count:
         return ScenarioResult(digest="", total=0, changes=hidden.changes)
     bundle, baseline = source.load(hidden), beginning.scenarios
@@ -85,11 +85,11 @@ def result_of(
 
 
 def choose_drafts(use: Runs, source: "ScenarioStore", drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
-    """Run drafted scenarios on the initial tree, and commit to the scenarios that count.
+    """Run the drafted scenarios on the initial tree, and commit to the ones that count.
 
-    A draft counts if its command exits with 0 and its output differs from the expected one. A draft that describes
-    existing behaviour to keep (`Scenario.keep`) counts if the output is the expected one. An import error or a syntax
-    error therefore never counts. Raises the same errors as `baseline_of`.
+    A draft counts if its command exits with 0 and does not print the expected output. A draft that
+    describes existing behaviour to keep (`Scenario.keep`) counts if it prints the expected output. A
+    draft that fails with an import or syntax error never counts. Raises the same errors as `baseline_of`.
     """
     bundle = source.load(drafts)
     files = LockedTrees(use.tree).files(tree)
@@ -116,8 +116,8 @@ def add_drafts(
 ) -> tuple[ScenarioResult, tuple[int, ...]]:
     """Run the drafted scenarios on the delivered tree, and add their outcomes to a result.
 
-    Return the result and the numbers of the drafts that failed. Withdrawn drafts are not run. If this host does not
-    have the drafts, because the episode has moved, they do not count, and the result says so.
+    Return the result and the numbers of the drafts that failed. Withdrawn drafts are not run. If the
+    episode has moved to this host without its drafts, the drafts do not count, and the result says so.
     """
     bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None
     if bundle is None:

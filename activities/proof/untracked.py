@@ -33,7 +33,7 @@ Stat = tuple[int, int, int, int, int]
 
 
 class Entry(NamedTuple):
-    """A file's or symlink's recorded state."""
+    """Recorded state of a file or symlink."""
 
     stat: Stat
     content: str = ""
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Survey:
-    """Untracked files, with a separate list of folders that contain installed programs."""
+    """Untracked files, and the folders that contain installed programs."""
 
     files: dict[str, Entry] = field(default_factory=dict)
     environments: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Survey:
 
 
 def read_survey(content: bytes) -> Survey:
-    """Read a survey that `Survey.write` has written."""
+    """Parse a survey that was written by `Survey.write`."""
     document = json.loads(zlib.decompress(content).decode("utf-8", "surrogatepass"))
     files = {path: Entry(tuple(row[:5]), row[5]) for path, row in document["files"].items()}
     return Survey(files, document["environments"])
@@ -107,7 +107,10 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChan
 
 
 def present(root: Path, tracked: Iterable[str]) -> UntrackedChanges:
-    """List all untracked files below `root`. For installed programs, only list their folders."""
+    """List all untracked files below `root`.
+
+    For installed programs, only the folders are listed.
+    """
     environments: list[str] = []
     paths = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return UntrackedChanges(environments=tuple(environments), unchanged=tuple(paths))
@@ -123,7 +126,7 @@ def _walk(
 ) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """Yield untracked files and symlinks, and collect the folders of installed programs.
 
-    Without `enters`, these folders are not searched.
+    These folders are only searched if `enters` is set.
     """
     holding, mounted = folders_of(tracked), mounted_environments(root)
     waiting: list[tuple[str, str | Path, bool]] = [("", root, False)]

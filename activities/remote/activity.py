@@ -41,7 +41,7 @@ _EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Increment:
-    """Content that a checkpoint adds to an episode's copies."""
+    """Data that a checkpoint adds to the copies of an episode."""
 
     record: CheckpointRecord
     pack: Mapping[str, bytes] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class Increment:
 
 
 def read_increment(content: bytes, digest: str) -> Increment:
-    """Read an increment that `to_bytes` has written.
+    """Parse an increment that was written by `to_bytes`.
 
     Raises:
-        ArtifactCorruptError: the increment is damaged. A digest or the name of a part does not match.
+        ArtifactCorruptError: a digest or the name of a part does not match.
     """
     if digest_of(content) != digest:
         raise ArtifactCorruptError(
@@ -86,14 +86,17 @@ def read_increment(content: bytes, digest: str) -> Increment:
 
 
 def digest_of(content: bytes) -> str:
-    """Compute the digest that is part of an increment's name."""
+    """Return the digest that is part of an increment's name."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def collect_artifacts(
     store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]
 ) -> dict[str, bytes]:
-    """Collect the artifacts that can be reached from the roots, skipping known ones and what they refer to."""
+    """Collect all artifacts that are reachable from the roots.
+
+    Known artifacts are skipped, and so are the artifacts that they refer to.
+    """
     artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:
@@ -119,23 +122,27 @@ class StoredObject:
 
 
 class Bucket(Protocol):
-    """Named bytes shared by all hosts. A write is visible when the call returns.
+    """Object store that all hosts share. A write is visible when the call returns.
 
-    All methods raise ServiceUnavailableError if the server does not respond or refuses. This is retryable.
+    All methods raise ServiceUnavailableError if the server does not respond or refuses the request. This
+    error is retryable.
     """
 
     def read(self, name: str) -> StoredObject | None:
-        """Return the object with this name, or None if the bucket does not contain it."""
+        """Return the object with this name, or None if it does not exist."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace an object."""
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        """Write an object if its version is unchanged. With an empty version, write it if it does not exist.
+        """Write an object if its version is unchanged.
+
+        An empty version means that the object must not exist yet.
 
         Returns:
-            The object's new version, or "" if it was not written. Only one of several concurrent calls succeeds.
+            The object's new version, or "" if it was not written. Only one of several concurrent calls
+            succeeds.
         """
         ...
 
@@ -155,7 +162,7 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class _CachedCopies:
-    """An episode's copies as this host last wrote them, which are needed to add further copies."""
+    """Copies of an episode, as last written by this host. Required for adding more copies."""
 
     head: CopiesHead
     version: str
@@ -167,15 +174,15 @@ class _CachedCopies:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether the head was written just now. False if the clock has been set back since then."""
+        """True if the head was written recently. False if the clock has been set back since then."""
         return 0 <= time.time() - self.at < FRESH_S
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Reads and writes copies for one host.
+    """Reads and writes remote copies on behalf of one host.
 
-    All writes are stored under that host's epoch, and the head is written last.
+    All writes are stored under the host's epoch. The head is written last.
     """
 
     bucket: Bucket
@@ -189,7 +196,7 @@ class Copies:
         """Check that this host may continue an episode, and return the head of the episode's copies.
 
         Raises:
-            FencedError: another host has taken it over.
+            FencedError: another host has taken over the episode.
         """
         left = self._find_cached_head(scope)
         head = left.head if left is not None and left.is_fresh else self._head(scope)[0]
@@ -229,12 +236,13 @@ class Copies:
         newest: CheckpointRecord | None,
         adopt: Callable[[CopiesHead, CheckpointRecord], None],
     ) -> CopiesHead:
-        """Claim an episode, and fetch its trees and artifacts to this host. Idempotent.
+        """Claim an episode and fetch its trees and artifacts to this host. Idempotent.
 
         Args:
             scope: the episode, with its new epoch.
-            newest: its last checkpoint, which is copied again if the store has lost the episode.
-            adopt: is called with each checkpoint once its data is on this host.
+            newest: the episode's last checkpoint. If the store has lost the episode, this checkpoint is
+                copied again.
+            adopt: called with each checkpoint once the checkpoint's data is on this host.
 
         Raises:
             FencedError: another host has taken over the episode in the meantime.
@@ -273,10 +281,10 @@ class Copies:
         return new_head
 
     def delete_copies(self, episode_id: str) -> int:
-        """Delete the copies of an episode that is no longer needed, and return how many were deleted. Idempotent.
+        """Delete the copies of an episode and return the number of deleted copies. Idempotent.
 
-        If another host has taken over the episode, that host's copies are kept. The head is also kept, but with only
-        its epoch, so that the next user of the id gets a higher one.
+        If another host has taken over the episode, that host's copies are kept. The epoch in the head is also
+        kept, so that the next user of the id gets a higher epoch.
 
         Raises:
             ServiceUnavailableError: the store does not respond.
@@ -293,7 +301,7 @@ class Copies:
         return len(old)
 
     def _home(self, scope: EpisodeScope) -> str:
-        """Return this host's task queue for an episode. Episodes of an adopted host keep that host's queue."""
+        """Return this host's task queue for an episode. Episodes of an adopted host stay on that host's queue."""
         return scope.home if scope.home in self.homes else self.homes[0]
 
     def _find_cached_head(self, scope: EpisodeScope) -> _CachedCopies | None:
@@ -338,7 +346,7 @@ def need_copies(copies: Copies | None) -> Copies:
     """Return this host's copies, or raise an error if this host has none.
 
     Raises:
-        SettingsError: this host's settings do not have a bucket, but the settings with which the episode started did.
+        SettingsError: the episode was started with a bucket, but this host's settings do not have one.
     """
     if copies is None:
         raise SettingsError(
@@ -350,7 +358,7 @@ def need_copies(copies: Copies | None) -> Copies:
 
 
 class CopyRequest(Value):
-    """Request to copy a checkpoint. An episode's first request (epoch 0) claims its id."""
+    """Request to copy a checkpoint. The first request of an episode has epoch 0 and claims the id."""
 
     scope: EpisodeScope
     record: CheckpointRecord
@@ -363,7 +371,7 @@ class CopyResult(Value):
 
 
 class TakeOverRequest(Value):
-    """Request to continue an episode on this host, under the epoch in its scope."""
+    """Request to continue an episode on this host. The scope contains the new epoch."""
 
     scope: EpisodeScope
     last: CheckpointRecord | None = None
@@ -372,7 +380,7 @@ class TakeOverRequest(Value):
 
 
 class TakeOverResult(Value):
-    """The result of taking over an episode."""
+    """Result of taking over an episode."""
 
     record: CheckpointRecord
     """The last checkpoint. Its tree, its artifacts and earlier checkpoints are now on this host."""
@@ -405,11 +413,14 @@ class RemoteActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def take_over(self, request: TakeOverRequest) -> TakeOverResult:
-        """Claim an episode for this host and fetch everything needed to continue except the working files.
+        """Claim an episode for this host and fetch the data that is needed to continue it.
+
+        Working files are not fetched.
 
         Raises:
             FencedError: a third host has taken over the episode in the meantime.
-            WorkspaceError: the last checkpoint is neither in the store nor here, or the workspace cannot be used.
+            WorkspaceError: the last checkpoint is neither in the store nor on this host, or the workspace
+                cannot be used.
             ServiceUnavailableError: the store does not respond.
         """
         copies, scope = need_copies(self.copies), request.scope

@@ -26,13 +26,13 @@ hand-off, so that people see the reason.
 
 
 class S3Bucket:
-    """Reads and writes below a folder in a bucket. Thread-safe."""
+    """Reads and writes objects in one folder of a bucket. Thread-safe."""
 
     def __init__(self, settings: RemoteSettings) -> None:
         """Configure the bucket without connecting to it.
 
         Raises:
-            SettingsError: the library is not installed.
+            SettingsError: the required library is not installed.
         """
         self._where = f"{settings.endpoint or 'AWS'}, bucket {settings.bucket}"
         self._store = _open(settings)
@@ -118,9 +118,10 @@ def _open(settings: RemoteSettings) -> "S3Store":
 
 
 def probe(bucket: Bucket, where: str) -> None:
-    """Check that a server honours conditional writes, which keep two hosts from writing the same episode.
+    """Check that a server supports conditional writes.
 
-    Some servers ignore the condition and report success (for example, rclone 1.75 and s3rver 3.7).
+    Conditional writes prevent two hosts from writing the same episode. Some servers ignore the condition
+    and report success (for example, rclone 1.75 and s3rver 3.7).
 
     Raises:
         SettingsError: the server ignores conditional writes.
@@ -143,16 +144,19 @@ _HEAD = b"tightloop object 1\0"
 
 @dataclass(frozen=True)
 class EncryptedBucket:
-    """Encrypts objects (AES-256-GCM, NIST SP 800-38D) with the keys that also encrypt Temporal payloads."""
+    """Encrypts objects with AES-256-GCM (NIST SP 800-38D).
+
+    The keys are the same as for Temporal payloads.
+    """
 
     bucket: Bucket
     keys: Keys
 
     def read(self, name: str) -> StoredObject | None:
-        """Read an object, decrypt it and verify that it is authentic.
+        """Read and decrypt an object, and verify that it is authentic.
 
         Raises:
-            ArtifactCorruptError: the object was modified, or it was written under another name.
+            ArtifactCorruptError: the object was modified or was written under another name.
             SettingsError: the object's key is not available.
         """
         stored = self.bucket.read(name)

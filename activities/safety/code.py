@@ -61,7 +61,7 @@ CACHED = 64
 
 
 class OverTimeError(Exception):
-    """Bandit exceeded its time limit. The scanner catches this error."""
+    """Error for exceeding Bandit's time limit. The scanner catches this error."""
 
 
 class Issue(NamedTuple):
@@ -83,12 +83,12 @@ class Bandit:
         self._found: LruCache[str, tuple[Issue, ...]] = LruCache(CACHED)
 
     def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
-        """Return Bandit's findings in a text, ignoring `nosec` comments.
+        """Return Bandit's findings for Python source code, ignoring `nosec` comments.
 
         Raises:
             OverTimeError: this thread exceeded its CPU time limit.
-            SyntaxError: the text is not Python.
-            RecursionError: the text is nested too deeply.
+            SyntaxError: the code is not valid Python.
+            RecursionError: the code is nested too deeply.
         """
         key = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
         if (issues := self._found.get(key)) is not None:
@@ -158,9 +158,10 @@ class CodeScanner:
         self._bandit = Bandit()
 
     def scan(self, files: Sequence[CodeFile], facts: ProjectFacts) -> CodeReview:
-        """Judge a change by the findings that are new in comparison with the project facts in `facts`.
+        """Review changed files and return the findings that a person has not decided on.
 
-        The code is not run. Blocks for about 0.2 s of CPU time per 1 000 changed lines.
+        `facts` describes the project. The code is not run. Blocks for about 0.2 s of CPU time per 1 000
+        changed lines.
         """
         if not self._rules.enabled:
             return CodeReview()
@@ -239,7 +240,7 @@ class CodeScanner:
 def question_of(review: CodeReview) -> Question:
     """Build the question that asks a person to approve findings.
 
-    The answer becomes a grant with the question's fingerprint, which `apply_grants` reads.
+    The answer becomes a grant with the question's fingerprint. Use `apply_grants` to apply the grant.
     """
     open_findings = tuple(finding for finding in review.findings if finding.verdict is Verdict.ASK)
     title, evidence = describe_findings(open_findings)
@@ -277,10 +278,10 @@ Content = Callable[[str], bytes]
 
 
 def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
-    """Return the files that differ between two trees, which are given as blob ids by path.
+    """Return the files that differ between two trees. Each tree maps paths to blob ids.
 
-    Binary files have no text, so only their paths are reviewed. Generated files count as code, since the model chooses
-    their paths. Only non-executable data is skipped.
+    Binary files have no text, so only their paths are reviewed. Generated files count as code, because
+    the model chooses their paths. Only non-executable data is skipped.
     """
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     return tuple(
@@ -297,7 +298,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
 def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
-    """Collect the dependencies of a project before the change, and the project's own modules after the change."""
+    """Collect the project's dependencies before the change and its own modules after the change."""
     # From the tree before: a change must not vouch for the dependencies that it adds.
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
@@ -330,7 +331,10 @@ def _text(content: bytes) -> str:
 
 @cache
 def _list_distributions() -> dict[str, tuple[str, ...]]:
-    """Return the worker's own distributions by module. The project's environment uses the same module names."""
+    """Return the distributions in the worker's environment, by module.
+
+    The same module names are used in the project's environment.
+    """
     return {module: tuple(names) for module, names in packages_distributions().items()}
 
 
@@ -346,7 +350,7 @@ class _Judged(Value):
 
 
 class _Answer(Value):
-    """The model's response; its schema is `prompts/answer.json`."""
+    """Response of the model. The schema is in `prompts/answer.json`."""
 
     verdicts: list[_Judged]
 
@@ -358,7 +362,10 @@ class OpenAIJudge:
         self._asker = PromptedAsker(service, PROMPTS, "alignment")
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Ask the model for one verdict per finding. Without a usable response, all are `ASK` and `note` says why."""
+        """Ask the model for one verdict per finding.
+
+        If there is no usable response, all verdicts are `ASK` and `note` contains the reason.
+        """
         visible_briefing = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -413,6 +420,6 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
-    """Return the factory of judges. A model judges if a model plans. Otherwise, a person is asked."""
+    """Return a factory of judges. If no model plans, it returns None and a person is asked."""
     by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

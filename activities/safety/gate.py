@@ -24,7 +24,7 @@ class JudgeBriefing(Value):
 
 
 class JudgeAnswer(Value):
-    """One verdict per finding, in order. All are `ASK` if there is no response."""
+    """One verdict per finding, in order. If there is no response, all verdicts are `ASK`."""
 
     verdicts: tuple[Verdict, ...] = ()
     rationales: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class JudgeAnswer(Value):
 
 
 class AlignmentRecord(Value):
-    """Stored evidence of an alignment check with findings."""
+    """Stored evidence of an alignment check that had findings."""
 
     rules: str
     findings: tuple[Finding, ...]
@@ -57,7 +57,7 @@ class Judge(Protocol):
     """Decides whether findings are acceptable. Never raises if the model service fails."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding. A verdict is `ASK` if the material is not sufficient."""
+        """Return one verdict per finding. The verdict is `ASK` if there is not enough material."""
         ...
 
 
@@ -69,7 +69,7 @@ RATIONALE_CHARACTERS = 160
 
 
 class AlignmentResult(NamedTuple):
-    """Findings left for a person, with the evidence."""
+    """Findings that a person must decide on, with the evidence."""
 
     findings: tuple[Finding, ...] = ()
     record: AlignmentRecord | None = None
@@ -86,7 +86,7 @@ class AlignmentResult(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignmentChecker:
-    """Checks alignment using a rubric and judges."""
+    """Checks alignment with a rubric and judges."""
 
     rubric: Rubric = field(default_factory=Rubric)
     judges: Judges = lambda _planner: None
@@ -97,10 +97,10 @@ class AlignmentChecker:
     async def check_alignment(
         self, findings: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
     ) -> AlignmentResult:
-        """Check alignment, and return the findings that a person must decide on.
+        """Check alignment and return the findings that a person must decide on.
 
-        The episode's planner determines the judge, if any, which gets the briefing and the findings. `overruled`
-        contains the fingerprints that a person allowed earlier.
+        The episode's planner determines the judge. If there is one, it receives the briefing and the
+        findings. `overruled` contains the fingerprints of findings that a person allowed earlier.
         """
         if not findings:
             return AlignmentResult()

@@ -95,9 +95,10 @@ _NESTING: dict[str, frozenset[int]] = {
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
-    """Build the seccomp filter for a machine, as named by `uname -m`. Return None if its call numbers are unknown.
+    """Build the seccomp filter for a machine type, as printed by `uname -m`.
 
-    With `nested`, it permits the mounts and namespaces of a second bubblewrap inside.
+    Return None if the machine's system call numbers are unknown. With `nested`, the filter permits the
+    mounts and namespaces that a second bubblewrap inside needs.
     """
     if machine not in _MACHINES:
         return None
@@ -157,7 +158,10 @@ _program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
 
 
 class BubblewrapSandbox:
-    """Runs each command in its own namespaces, with control group limits if the worker can create groups."""
+    """Runs each command in its own namespaces.
+
+    Control groups enforce the limits if the worker can create groups.
+    """
 
     name = NAME
 
@@ -213,7 +217,7 @@ class BubblewrapSandbox:
 
 
 class BubblewrapAgentSandbox:
-    """Sandbox for a long-running agent that needs its model. The caller enforces the limits."""
+    """Sandbox for a long-running agent that needs access to its model. The caller enforces the limits."""
 
     name = NAME
 
@@ -257,11 +261,11 @@ def command_line(
     proxy: EgressProxy | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
-    """Build bubblewrap's arguments up to the command. Later mounts cover earlier ones.
+    """Build the bubblewrap arguments that precede the command. Later mounts cover earlier ones.
 
-    The kernel enforces the limit on `processes` only if it counts them per user namespace and the worker is not root.
-    Without `proxy`, the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
-    from their descriptors. With `nested`, the command may create namespaces.
+    The kernel enforces `processes` only if it counts processes per user namespace and the worker is not
+    root. Without `proxy`, the command has no network. Bubblewrap reads the contents of `_files` and the
+    command's variables from file descriptors. With `nested`, the command may create namespaces.
     """
     return (
         *_system(temporary_bytes, nested=nested),
@@ -281,16 +285,16 @@ def command_line(
 
 @functools.cache
 def _files(*, nested: bool = False) -> Mapping[int, bytes]:
-    """Return the contents for the file descriptors that bubblewrap reads.
+    """Return the data that bubblewrap reads from each file descriptor.
 
-    The filter is included unless the machine's call numbers are unknown.
+    The seccomp filter is omitted if the machine's system call numbers are unknown.
     """
     calls = filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
     return {} if calls is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
-    """Yield the options for namespaces, and for the parts of the file system that every command sees."""
+    """Yield the options for namespaces and for the system files that every command sees."""
     # --disable-userns requires an explicit --unshare-user: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
     # --die-with-parent and the pid namespace kill daemons that left the session; --new-session keeps the command from
@@ -318,7 +322,10 @@ def _tmpfs(target: str, size_bytes: int) -> tuple[str, ...]:
 
 
 def _mount_folders(access: Access) -> Iterator[str]:
-    """Yield the options that mount the command's folders, outer ones first, and protect or hide parts of them."""
+    """Yield the options that mount the command's folders, and that protect or hide parts of them.
+
+    Outer folders come first.
+    """
     # Outer folders first: a later mount of an outer folder would hide the inner one.
     for folder, readable in sorted(
         {*((path, False) for path in access.writable), *((path, True) for path in access.readable)}
@@ -345,7 +352,7 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
 
 
 def _remount_read_only(access: Access, *, nested: bool) -> Iterator[str]:
-    """Yield options that make folders read-only if they contain nothing but mount points.
+    """Yield the options that make folders read-only if they contain only mount points.
 
     These options come last, because mounts create folders there.
     """
@@ -391,7 +398,10 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return the reason why a command cannot start, worded as in `run_process` and without naming bubblewrap."""
+    """Return the reason why a command cannot start.
+
+    The wording is the same as in `run_process` and does not mention bubblewrap.
+    """
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():
@@ -417,7 +427,7 @@ def _version() -> tuple[int, int]:
 
 @functools.cache
 def _has_overlays() -> bool:
-    """Return whether a command can write to a layer over a folder, which not all file systems allow."""
+    """Return whether bubblewrap can create overlays. Some file systems do not support them."""
     if _version() < _OVERLAYS_FROM:
         return False
     with owned_folder(state_home() / "scratch") as folder:
@@ -442,5 +452,5 @@ def _counts_by_namespace() -> bool:
 
 @functools.cache
 def _system_prlimit() -> str:
-    """Find a prlimit program that every command can see. Return its path, or ""."""
+    """Return the path of a prlimit program that every command can see, or "" if there is none."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""

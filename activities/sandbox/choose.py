@@ -29,7 +29,7 @@ NAME = "unsafe-local"
 
 
 class UnsafeLocal:
-    """Runs commands with the worker's rights, restricted only by resource limits and sampling."""
+    """Runs commands with the worker's rights. Only resource limits and sampling restrict them."""
 
     name = NAME
 
@@ -66,7 +66,7 @@ UNSAFE_ADVICE = "Alternatively, set sandbox.unsafe_local to run commands with th
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of probing one backend."""
+    """Result of probing one backend."""
 
     name: str
     problem: str
@@ -75,7 +75,7 @@ class ProbeResult:
 
 
 def choose_sandbox(settings: SandboxSettings) -> Sandbox:
-    """Return a sandbox that is chosen on its first use. Once it works, the choice is kept.
+    """Return a sandbox that chooses its backend on first use. A working backend is kept.
 
     Raises:
         SettingsError: the settings name a path that does not exist.
@@ -133,9 +133,9 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
 
 
 class _LazySandbox:
-    """A sandbox that is chosen on first use.
+    """Sandbox that chooses its backend on first use.
 
-    A failure is not cached, so the next command finds a backend that was installed in the meantime.
+    A failure is not cached, so the next command can use a backend that was installed in the meantime.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:

@@ -47,7 +47,7 @@ _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A hierarchy in which this worker can create groups."""
+    """Control group hierarchy in which this worker can create groups."""
 
     folders: dict[str, Path]
     """Parent folder of our groups, by controller. In version 2, all controllers have the same folder."""
@@ -69,7 +69,10 @@ class ResourceUsage:
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Find a hierarchy in which this process can create groups, or return None. Dead workers' groups are deleted."""
+    """Find a hierarchy in which this process can create groups. Return None if there is none.
+
+    Groups of dead workers are deleted.
+    """
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         group.limit()
@@ -87,7 +90,7 @@ def find_hierarchy() -> Hierarchy | None:
 
 
 class ControlGroup:
-    """One group for one run, or one group per hierarchy in version 1."""
+    """Control group for one run. Version 1 uses one group per hierarchy."""
 
     def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
@@ -103,7 +106,10 @@ class ControlGroup:
         self.limits: frozenset[Limit] = frozenset()
 
     def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
-        """Set the limits, where 0 means no limit. A limit that cannot be set is missing from the attribute `limits`."""
+        """Set the limits. 0 means no limit.
+
+        If a limit cannot be set, it is missing from the attribute `limits`.
+        """
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             for number, (controller, file, value) in enumerate(lines):
@@ -153,7 +159,10 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return the settings to write for each limit, as controller, file and value. The first one must succeed."""
+    """Return the settings to write for each limit, as controller, file and value.
+
+    The first setting of each limit must succeed.
+    """
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
     return {
@@ -176,7 +185,10 @@ def _settings(
 
 
 def _hierarchies() -> Iterator[Hierarchy]:
-    """Yield hierarchies to try: the worker's own version 1 groups, then version 2 groups from the inside out."""
+    """Yield the hierarchies to try.
+
+    The worker's own version 1 groups come first, followed by version 2 groups from the inside out.
+    """
     # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/mounts")):
@@ -217,7 +229,7 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
 def _can_be_entered(group: ControlGroup) -> bool:
     """Return whether a child process can join the group.
 
-    Version 2 requires rights on the groups in between, which file modes do not show.
+    In version 2, this requires permissions on the groups in between. File modes do not show them.
     """
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
     argv = SHELL.command("-c", join, "sh", *group.folders)
@@ -263,7 +275,7 @@ IDLE_S = 20.0
 
 
 class PreparedGroup:
-    """Holds at most one control group with a waiting supervisor."""
+    """Holds at most one prepared control group, with a supervisor that is already waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -273,7 +285,10 @@ class PreparedGroup:
         self._making = False
 
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
-        """Return a control group that the caller owns, with its supervisor if a prepared one is available."""
+        """Return a control group that the caller owns.
+
+        The supervisor is also returned if a prepared one is available.
+        """
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is None:
@@ -286,7 +301,7 @@ class PreparedGroup:
         return group, shim
 
     def make(self, hierarchy: Hierarchy) -> None:
-        """Prepare a group in the background, unless one is waiting already."""
+        """Prepare a group in the background unless one is already waiting."""
         with self._lock:
             if self._making or self.ready is not None:
                 return
@@ -360,7 +375,9 @@ def request_of(
     *,
     inherit: bool = False,
 ) -> ProcessRequest:
-    """Build the process request for a command, with the limits that need neither a sandbox nor a control group.
+    """Build the process request for a command.
+
+    The request only contains limits that need neither a sandbox nor a control group.
 
     Raises:
         SandboxUnavailableError: the command can write to the sandbox program.
@@ -396,7 +413,7 @@ def request_of(
 
 
 def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
-    """Find the program that a sandbox needs.
+    """Find a program that a sandbox needs.
 
     Raises:
         SandboxUnavailableError: the program is not installed.
@@ -408,10 +425,11 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
 
 
 def refuse_untrusted_program(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
-    """Reject a sandbox whose program or Python could be replaced by the sandbox's own commands.
+    """Reject a sandbox if its commands could replace its program or Python.
 
     Raises:
-        SandboxUnavailableError: the program is in one of these folders, or in a location that another run can write to.
+        SandboxUnavailableError: the program or Python is in a writable folder, or another run can write
+            to it.
     """
     if isinstance(program, TrustedProgram):
         folders = tuple(writable)
@@ -435,10 +453,10 @@ UNSANDBOXED_LIMITS: Mapping[Limit, Enforcement] = {
 def run_with_limits(
     request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
-    """Run a request that `request_of` built. Its process tree has ended when this returns.
+    """Run a request built by `request_of`. The process tree has ended when this returns.
 
-    `limits` is the enforcement without a control group. With `grouped`, the command gets a control group if the worker
-    can create one.
+    `limits` describes the enforcement without a control group. With `grouped`, the command runs in a
+    control group if the worker can create one.
     """
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
@@ -468,7 +486,10 @@ def run_with_limits(
 
 
 def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -> ProcessRequest:
-    """Remove estimated limits that the group enforces exactly, because an estimate could kill a harmless command."""
+    """Remove estimated limits that the control group enforces exactly.
+
+    An estimated limit could kill a harmless command.
+    """
     changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
         resources = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
@@ -483,7 +504,7 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
 def result_of(
     result: ProcessResult, spec: SandboxSpec, use: ResourceUsage, limits: Mapping[Limit, Enforcement]
 ) -> SandboxResult:
-    """Build a command's result. The control group's counters show which limit was exceeded."""
+    """Build the result of a command. The control group's counters show which limit was exceeded."""
     reason = result.reason
     # The kernel kills one process: the command may continue, or hang without a message.
     if use.oom_kills and reason in (Reason.EXITED, Reason.WALL_LIMIT):

@@ -65,7 +65,7 @@ _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class _Ending:
-    """The state of a container that has ended, as reported by the engine."""
+    """Final state of a container, as reported by the Docker engine."""
 
     began: bool = False
     exit_code: int | None = None
@@ -74,7 +74,7 @@ class _Ending:
 
 
 class DockerSandbox:
-    """Runs each command with `docker run`. The working tree has the same path inside and outside."""
+    """Runs each command with `docker run`. The working tree has the same path inside the container."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -83,7 +83,7 @@ class DockerSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run an empty command in the image, after deleting the containers of dead workers on this host."""
+        """Run an empty command in the image. Containers of dead workers on this host are deleted first."""
         if not self._image:
             return f"no image is set. {HOW_TO_GET}"
         answer = _docker("image", "inspect", "--format", "{{json .Config.Env}}", self._image)
@@ -209,7 +209,7 @@ def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join the parts as a line of CSV, which is the client's format, because a path may contain a comma."""
+    """Join the parts as a line of CSV. The Docker client expects this format, as a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()
@@ -257,7 +257,7 @@ def _result(
 
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:
-    """Run the Docker client. If it is missing or does not respond, the return code is non-zero."""
+    """Run the Docker client. The return code is non-zero if the client is missing or does not respond."""
     environment = {**own_environment(), "PATH": trusted_path()}
     try:
         argv = require_program(PROGRAM).command(*arguments)
@@ -271,5 +271,8 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
 
 
 def _is_clients(variable: str) -> bool:
-    """Return whether a variable affects the Docker client: the engine that it uses, or code that it runs or loads."""
+    """Return whether an environment variable affects the Docker client.
+
+    Such a variable selects the engine, or code that the client runs or loads.
+    """
     return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

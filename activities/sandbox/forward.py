@@ -21,7 +21,7 @@ ENDED = select.POLLHUP | select.POLLERR
 
 
 class End:
-    """One of two connected sockets. Data from it goes to its peer, with backpressure."""
+    """One of two connected sockets. Its data is sent to the peer, with backpressure."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -33,14 +33,14 @@ class End:
         connection.setblocking(False)
 
     def read(self) -> None:
-        """Read a chunk of data for the peer."""
+        """Read a chunk of data to send to the peer."""
         chunk = self.connection.recv(CHUNK_BYTES)
         self.peer.waiting += chunk
         self.ended = not chunk
         self.peer.write()
 
     def write(self) -> None:
-        """Write as much data as possible, and then pass on the peer's end of file."""
+        """Write as much data as possible, then pass on the peer's end of file."""
         if self.waiting:
             del self.waiting[: self.connection.send(self.waiting)]
         # Not before the buffer is empty: the end of file would overtake the data.
@@ -64,7 +64,7 @@ class Forwarder:
             self._poll.register(number, select.POLLIN)
 
     def serve(self) -> None:
-        """Forward until the sandbox ends, which also ends this process."""
+        """Forward data until the sandbox ends. This also ends the process."""
         while True:
             for number, events in self._poll.poll():
                 if number in self._listening:
@@ -137,7 +137,7 @@ class Forwarder:
 
 
 def listen(port: int) -> list[socket.socket]:
-    """Open the listening sockets for a port, including IPv6 if the sandbox has it."""
+    """Open the listening sockets for a port. IPv6 is included if the sandbox supports it."""
     listeners = []
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
@@ -154,7 +154,7 @@ def listen(port: int) -> list[socket.socket]:
 
 
 def main() -> None:
-    """Listen, fork the forwarding process and become the program."""
+    """Open the listening sockets, fork the forwarding process and execute the program."""
     divider = sys.argv.index("--")
     folder, program = os.path.dirname(__file__), sys.argv[divider + 1 :]  # noqa: PTH120
     listening = {listener: f"{folder}/{port}" for port in sys.argv[1:divider] for listener in listen(int(port))}

@@ -31,7 +31,7 @@ class SandboxUnavailableError(TightloopError):
 
 
 class Enforcement(StrEnum):
-    """Strictness with which a limit is enforced."""
+    """Degree to which a limit is enforced."""
 
     HARD = "hard"
     """Enforced by the kernel. The limit cannot be exceeded, not even for a moment."""
@@ -68,7 +68,10 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """A command with its permissions and limits. Paths are absolute, and the same inside and outside."""
+    """Command to run, with its permissions and limits.
+
+    Paths are absolute, and are the same inside and outside the sandbox.
+    """
 
     argv: tuple[str, ...]
     root: Path
@@ -135,13 +138,16 @@ class Sandbox(Protocol):
         ...
 
     def probe(self) -> str:
-        """Run a harmless command. Return "" if it works, or else the problem and how to fix it."""
+        """Run a harmless command to test the sandbox.
+
+        Return "" if it works. Otherwise, return the problem and its solution.
+        """
         ...
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command to its end. Its process tree has ended when this returns.
+        """Run a command to completion. The process tree has ended when this returns.
 
-        The arguments are as for `run_process`.
+        The arguments are the same as for `run_process`.
 
         Raises:
             SandboxUnavailableError: no sandbox works on this host. Nothing was run.
@@ -151,9 +157,9 @@ class Sandbox(Protocol):
 
 @contextmanager
 def owned_folder(above: Path) -> Iterator[Path]:
-    """Open a new private folder below `above`, and remove it afterwards.
+    """Create a new private folder below `above`, and remove it on exit.
 
-    Also remove leftover folders of dead processes.
+    Folders that dead processes left behind are also removed.
     """
     private_folder(above)
     remove_dead_folders(above)
@@ -172,7 +178,7 @@ def remove_dead_folders(above: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder in which a command may have made files and folders read-only. Idempotent."""
+    """Remove a folder, even if a command has made its files and folders read-only. Idempotent."""
 
     def remove_anyway(remove: Callable[[str], object], path: str, _error: object) -> None:
         with suppress(OSError):
@@ -186,7 +192,10 @@ def remove_tree(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Folders in which a command's changes to `mounts` end up: copies, or the upper layers of overlays."""
+    """Folders that receive a command's changes to `mounts`.
+
+    They are either copies or the upper layers of overlays.
+    """
 
     folders: Mapping[Path, tuple[Path, Path]] = field(default_factory=dict)
     """Pairs of source and writable folder, by the path that the command sees."""
@@ -196,9 +205,9 @@ class Scratch:
     """Time at which the copies were complete. 0 for overlays."""
 
     def find_change(self) -> str:
-        """Find a file that the command added, changed or deleted, apart from caches. Return "" if nothing changed.
+        """Find a file that the command added, changed or deleted. Return "" if nothing changed.
 
-        A file added to a package may be loaded by later tests in the same check.
+        Caches are ignored. A file added to a package could be loaded by later tests in the same check.
         """
         for target, (source, folder) in self.folders.items():
             if is_cache(target.name):
@@ -216,7 +225,7 @@ class Scratch:
 
 
 def _list_files(top: Path) -> Iterator[str]:
-    """Yield the paths of all files and links in a folder except caches."""
+    """Yield the paths of all files and links in a folder, except for caches."""
     for above, folders, names in os.walk(top):
         links = [name for name in folders if Path(above, name).is_symlink()]
         for name in (*names, *links):
@@ -227,9 +236,9 @@ def _list_files(top: Path) -> Iterator[str]:
 
 @contextmanager
 def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scratch]:
-    """Open writable folders for a command's changes to `mounts`, if `spec.scratch` is set, and remove them afterwards.
+    """Open writable folders for a command's changes to `mounts`, and remove them on exit.
 
-    No copies are made if they would together be larger than `growth_bytes`.
+    This requires `spec.scratch`. No copies are made if their total size would exceed `growth_bytes`.
     """
     # Also those within others, such as the empty folder in the place of a cache in `node_modules`.
     mounts = [mount for mount in spec.mounts if mount[1].is_relative_to(spec.root) and mount[0].is_dir()]
@@ -258,12 +267,12 @@ def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scrat
 
 
 def folder_size(folder: Path) -> int:
-    """Return the size of the files in a folder in bytes."""
+    """Return the total size of the files in a folder, in bytes."""
     return sum(Path(above, name).lstat().st_size for above, _, names in os.walk(folder) for name in names)
 
 
 class SandboxPermissions(TypedDict):
-    """A sandboxed agent's permissions; see `AgentSandbox.wrap`."""
+    """Permissions of a sandboxed agent. See `AgentSandbox.wrap`."""
 
     writable: tuple[Path, ...]
     readable: NotRequired[tuple[Path, ...]]
@@ -272,7 +281,7 @@ class SandboxPermissions(TypedDict):
 
 
 class AgentSandbox(Protocol):
-    """A sandbox around an agent that does not have its own."""
+    """Sandbox for an agent that does not have its own."""
 
     @property
     def name(self) -> str:
@@ -280,18 +289,19 @@ class AgentSandbox(Protocol):
         ...
 
     def can_nest(self) -> bool:
-        """Run a second sandbox inside this one. Return whether that worked."""
+        """Try to run a second sandbox inside this one. Return whether that worked."""
         ...
 
     def wrap(
         self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]
     ) -> AbstractContextManager[ProcessRequest]:
-        """Yield the request for running the same program in the sandbox. Leaving the context closes its proxy.
+        """Yield a request that runs the same program in the sandbox. Leaving the context closes its proxy.
 
-        Only `writable` (the working tree except its `.git`, and the agent's home) can be written. The user's home is
-        hidden except for `readable`. The process tree dies with its first process if the platform supports that. The
-        network is limited to `network` and the hosts in the settings (`sandbox.network`). With `nested`, the program
-        may create namespaces so that its own sandbox works inside; see `can_nest`.
+        The program can only write to `writable`: the working tree without its `.git`, and the agent's home.
+        The user's home is hidden, except for `readable`. The process tree dies with its first process if the
+        platform supports this. The network is limited to `network` and the hosts in the settings
+        (`sandbox.network`). With `nested`, the program may create namespaces so that its own sandbox works
+        inside this one. See `can_nest`.
 
         Raises:
             SandboxUnavailableError: no sandbox for agents works on this host.
@@ -330,7 +340,7 @@ def build_spec(
 
 
 def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
-    """Resolve the files and folders that a setting names. `~` is the worker's home.
+    """Resolve the files and folders that are named in a setting. `~` is the worker's home.
 
     Raises:
         SettingsError: a path is not absolute or does not exist.
@@ -351,12 +361,18 @@ _CLOCK_SLACK_S = 3
 
 
 def this_process() -> str:
-    """Return this process's id and start time as `<pid>-<start time>`, which is unique even if the pid is reused."""
+    """Return this process's id and start time as `<pid>-<start time>`.
+
+    This name is unique even if the pid is reused.
+    """
     return f"{os.getpid()}-{int(psutil.Process().create_time())}"
 
 
 def is_alive(owner: str) -> bool:
-    """Return whether a process on this host is still running. Return True for names in any other form."""
+    """Return whether a process on this host is still running.
+
+    Return True if the name has a different form.
+    """
     pid, _, started = owner.partition("-")
     # Unknown names count as alive, because the caller deletes what belongs to the dead.
     if not (pid.isdigit() and started.isdigit()):
@@ -371,7 +387,7 @@ def is_alive(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return an id for this pid namespace, because the same pids mean other processes in another container."""
+    """Return an id for this pid namespace. The same pid means another process in another container."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

@@ -30,7 +30,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class PrivateAddressError(ConnectionError):
-    """A name resolves to this host or a private network, which is not allowed."""
+    """A name resolves to this host or to a private network, which is not allowed."""
 
     def __init__(self, host: str, address: str) -> None:
         super().__init__(f"{host} resolves to the private address {address}")
@@ -38,7 +38,7 @@ class PrivateAddressError(ConnectionError):
 
 
 async def system_addresses(name: str, port: int) -> list[str]:
-    """Return the addresses that the system's resolver reports.
+    """Return the addresses that the system's resolver finds for a name.
 
     Raises:
         OSError, UnicodeError: the name is unknown.
@@ -50,16 +50,16 @@ async def system_addresses(name: str, port: int) -> list[str]:
 async def judged_addresses(
     name: str, port: int, *, allow_private: bool, resolve: Resolve = system_addresses
 ) -> list[str]:
-    """Check all addresses of a host, and return 1 to `ADDRESSES` of them to connect to.
+    """Check all addresses of a host, and return 1 to `ADDRESSES` of them.
 
-    Connect to one of these addresses and never to the name, because a second lookup could return another address (DNS
-    rebinding).
+    Connect to one of these addresses, never to the name. A second lookup could return another address
+    (DNS rebinding).
 
     Args:
         name: the host's name or address.
         port: the service's port.
-        allow_private: whether the allowlist names the host with this port.
-        resolve: can be replaced in tests.
+        allow_private: whether the allowlist contains the host with this port.
+        resolve: resolver to use. Replaceable in tests.
 
     Raises:
         PrivateAddressError: an address belongs to this host or a private network; see `is_private`.
@@ -111,18 +111,18 @@ class EgressProxy:
     """Variables that tell programs which proxy to use."""
 
     def command(self, python: str) -> tuple[str, ...]:
-        """Return the command prefix that runs inside the sandbox, where `folder` is mounted at `INSIDE`."""
+        """Return the command prefix to run inside the sandbox. The sandbox mounts `folder` at `INSIDE`."""
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
-        """Replace this host's own proxy variables in a request with those of the proxy."""
+        """Replace the host's proxy variables in a request with the variables of this proxy."""
         other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 
 
 @contextmanager
 def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
-    """Open a proxy for a sandbox that has its own network. Leaving the context closes it.
+    """Open a proxy for a sandbox with its own network. Leaving the context closes the proxy.
 
     `hosts` uses the syntax of `sandbox.network`: `example.org`, `*.example.org`, `host:port` and `*`.
     """
@@ -139,9 +139,10 @@ def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
 
 @contextmanager
 def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
-    """Open a proxy for a program that shares this host's loopback, with rules that block all other ports.
+    """Open a proxy for a program that shares this host's loopback interface.
 
-    The proxy requires a password because all users of the host can reach it.
+    The program's rules must block all other ports. The proxy requires a password, because all users of
+    the host can reach the proxy.
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
@@ -152,7 +153,7 @@ def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
 
 
 def find_loopback_host(rule: str) -> Host | None:
-    """Return the port on this host's loopback that a rule names, or None."""
+    """Return the loopback port of this host that a rule names, or None."""
     host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
     return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
 
@@ -179,7 +180,7 @@ def _unix_socket(folder: Path, name: str) -> socket.socket:
 
 
 class _Refusal(Exception):  # noqa: N818
-    """A rejected connection. `status` is the status of the response."""
+    """Rejected connection. `status` is the status of the response."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -187,12 +188,15 @@ class _Refusal(Exception):  # noqa: N818
 
 
 class _ProxyServer:
-    """Serves a proxy's sockets with its own event loop in a thread."""
+    """Serves a proxy's sockets in a thread with its own event loop."""
 
     def __init__(
         self, hosts: tuple[str, ...], listeners: list[tuple[socket.socket, Host | None]], token: str = ""
     ) -> None:
-        """Set the sockets to serve, either as a proxy or forwarded to one port on the host's loopback."""
+        """Set the sockets to serve.
+
+        They either act as a proxy or forward to one port on the host's loopback interface.
+        """
         self._hosts = hosts
         self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""
         self._listeners = listeners
@@ -268,7 +272,7 @@ class _ProxyServer:
     def _parse_request(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
         """Parse a client's request.
 
-        Return the requested host and the data to send first, which is empty for a tunnel.
+        Return the requested host and the data to send first. For a tunnel, the data is empty.
         """
         if self._password and not any(
             hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lower_header(entry))
@@ -315,7 +319,10 @@ class _ProxyServer:
 
 
 async def _dial(addresses: list[str], host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first address that accepts. If none does, raise `OSError`, which includes `TimeoutError`."""
+    """Connect to the first address that accepts the connection.
+
+    Raise `OSError` if no address does. This includes `TimeoutError`.
+    """
     for address in addresses[:-1]:
         with suppress(OSError):
             return await asyncio.wait_for(asyncio.open_connection(address, host.port, limit=_CHUNK_BYTES), CONNECT_S)
@@ -328,7 +335,7 @@ async def _relay(
     their_reader: asyncio.StreamReader,
     their_writer: asyncio.StreamWriter,
 ) -> None:
-    """Copy in both directions until both have ended or one has failed."""
+    """Copy data in both directions until both sides have ended or one has failed."""
     try:
         await asyncio.gather(_copy(reader, their_writer), _copy(their_reader, writer))
         their_writer.close()
@@ -347,7 +354,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _run_and_close(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """Run the work of a connection, and close the connection even if the work fails."""
+    """Handle a connection, and close it even if the handler fails."""
     try:
         await work
         writer.close()

@@ -35,10 +35,10 @@ _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
 def profile(access: Access, proxy: EgressProxy | None = None) -> str:
-    """Build a command's Seatbelt profile, in which the last matching rule wins.
+    """Build the Seatbelt profile for a command. The last matching rule of a profile wins.
 
-    With a `proxy`, the command can reach the proxy's loopback ports and listen on loopback itself. Without one, it has
-    no network.
+    With `proxy`, the command can connect to the proxy's loopback ports and listen on loopback itself.
+    Without `proxy`, the command has no network.
     """
     # Worktrees and agents' homes are in the state home: they are restored after it is hidden.
     home = state_home().resolve()
@@ -69,14 +69,17 @@ def profile(access: Access, proxy: EgressProxy | None = None) -> str:
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
-    """Yield one rule per path. Paths are resolved, because Seatbelt matches /private/tmp rather than /tmp."""
+    """Yield one rule per path. Paths are resolved, because Seatbelt matches /private/tmp instead of /tmp."""
     for real_path in dict.fromkeys(os.path.realpath(path) for path in places):
         escaped = real_path.replace("\\", "\\\\").replace('"', '\\"')
         yield f'{start} (subpath "{escaped}"))'
 
 
 class SeatbeltSandbox:
-    """Runs each command with a profile. Apple has deprecated the program, but other vendors' agents also use it."""
+    """Runs each command with a Seatbelt profile.
+
+    Apple has deprecated the program, but agents from other vendors also use it.
+    """
 
     name = NAME
 
@@ -119,7 +122,7 @@ class SeatbeltSandbox:
 
 
 class SeatbeltAgentSandbox:
-    """Sandbox for a long-running agent that needs its model."""
+    """Sandbox for a long-running agent that needs access to its model."""
 
     name = NAME
 
@@ -128,7 +131,7 @@ class SeatbeltAgentSandbox:
         self._network = network
 
     def can_nest(self) -> bool:
-        """Return False, because `sandbox-exec` refuses to apply another profile inside a profile."""
+        """Return False, because `sandbox-exec` cannot apply a profile inside another profile."""
         return False
 
     @contextmanager

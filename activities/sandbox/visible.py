@@ -53,7 +53,7 @@ class Access:
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """Return the folders of Python, of the entries in PATH and of the program itself."""
+        """Return the folders of Python, of the PATH entries and of the program."""
         folders = (
             *python_folders(),
             *project_python(self.root),
@@ -66,14 +66,14 @@ class Access:
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
-        """Return the parts of the state home that lie within visible folders and must be hidden."""
+        """Return the parts of the state home that are in visible folders and must be hidden."""
         folders = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
         return {folder: tuple(state_within(home, folder)) for folder in folders}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
-    """Determine the paths that a command may access. `folders` are additional writable ones."""
+    """Determine the paths that a command may access. `folders` are additional writable folders."""
     return Access(
         root=spec.root,
         path=path,
@@ -87,7 +87,10 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
 
 
 def at_workspace(spec: SandboxSpec) -> SandboxSpec:
-    """Make a command see its worktree at the workspace's path. Specs of other commands are returned unchanged."""
+    """Change a spec so that the command sees its worktree at the workspace's path.
+
+    If the command does not run in a worktree, the spec is returned unchanged.
+    """
     worktree = read_worktree(spec.root)
     if worktree is None:
         return spec
@@ -125,7 +128,7 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
 def _move_paths(
     root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
-    """Move readable paths and mounts to the workspace's path, with the worktree's environments."""
+    """Move readable paths and mounts to the workspace's path, and add mounts for the worktree's environments."""
     workspace = Path(worktree.workspace)
     inside = {path: workspace / path.relative_to(root) for path in readable if path.is_relative_to(root)}
     environments = worktree.present_environments()
@@ -145,7 +148,10 @@ def _git_mounts(worktree: Worktree) -> Iterator[tuple[Path, Path]]:
 
 
 def relocate(spec: SandboxSpec) -> SandboxSpec:
-    """Adapt a spec to a platform without mounts: the command works in `content`, with symlinks for `mounts`."""
+    """Adapt a spec to a platform that has no mounts.
+
+    The command works in `content`, where symlinks replace `mounts`.
+    """
     if spec.content is None:
         return spec
     for source, target in spec.mounts:
@@ -162,7 +168,7 @@ def relocate(spec: SandboxSpec) -> SandboxSpec:
 
 
 def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
-    """Determine the paths that an agent may access. It sees its worktree at the workspace's path."""
+    """Determine the paths that an agent may access. On Linux, it sees its worktree at the workspace's path."""
     access = Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
@@ -180,10 +186,10 @@ def python_folders() -> tuple[Path, ...]:
 
 
 def project_python(root: Path) -> tuple[Path, ...]:
-    """Return the parts of the Python installation behind the tree's .venv, if it is outside the tree.
+    """Return the parts of the Python installation that the tree's .venv uses, if it is outside the tree.
 
-    The tree names this Python, and anyone who can write to the tree could name any folder. Therefore, only folders with
-    the contents of a Python installation are accepted, and only their usual subfolders are visible.
+    A program that can write to the tree could make .venv refer to any folder. Therefore, only folders
+    that look like a Python installation are accepted, and only their usual subfolders are visible.
     """
     link = root / ".venv" / "bin" / "python"
     try:
@@ -208,7 +214,7 @@ def project_python(root: Path) -> tuple[Path, ...]:
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders of a PATH that are outside the system and the tree, each with the libraries next to it."""
+    """Return the folders in PATH that are outside the system and the tree, with the libraries next to them."""
     folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
@@ -226,9 +232,9 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
 
 
 def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
-    """Return the files behind the program's entry in PATH, for example an npm command's package.
+    """Return the files behind the program's entry in PATH, such as the package of an npm command.
 
-    Nothing is returned for a program in the tree, because a symlink there could lead to any secret.
+    Return nothing for a program in the tree, because a symlink in the tree could lead to any secret.
     """
     # A relative path is resolved in the tree, where the command finds it anyway.
     executable = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
@@ -242,7 +248,10 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
 
 
 def _list_package_paths(program: Path) -> Iterator[Path]:
-    """Yield a program's package, or its folder and libraries, or only the file if it has neither."""
+    """Yield a program's package, if it has one.
+
+    Otherwise, yield the folder and libraries of a program in a `bin` folder, or only the file.
+    """
     packages = [parent for parent in program.parents if parent.name == "node_modules"]
     if in_system(program):
         return
@@ -260,7 +269,7 @@ def in_system(path: Path) -> bool:
 
 
 def _too_wide(folder: Path) -> bool:
-    """Return whether a folder is too wide, so that showing it would expose a whole home or more."""
+    """Return whether showing a folder would expose a whole home folder or more."""
     # A program in /home/me/bin must not make /home/me readable through the folders next to it.
     wide = _wide_folders(Path.home())
     return folder in wide or folder.resolve() in wide
@@ -270,24 +279,28 @@ def _too_wide(folder: Path) -> bool:
 def _wide_folders(home: Path) -> frozenset[Path]:
     """Return the real paths of the folders that are too wide to be shown.
 
-    The paths are cached, because they do not change while a worker runs.
+    The result is cached, because the paths do not change while a worker runs.
     """
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return frozenset(wide | {folder.resolve() for folder in wide})
 
 
 def state_within(home: str, folder: Path) -> Iterator[Path]:
-    """Yield the paths of the state home, a real path, that lie within a visible folder and must be hidden."""
+    """Yield the path of the state home if it is in a visible folder and must be hidden.
+
+    `home` is the real path of the state home.
+    """
     real = os.path.realpath(folder)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
         yield folder / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool, mounts: tuple[tuple[Path, Path], ...] = ()) -> Iterator[Path]:
-    """Yield the git paths in a writable folder that must be read-only, unless `mounts` cover them.
+    """Yield the git paths in a writable folder that must be read-only. Paths that `mounts` cover are skipped.
 
-    In the working tree itself (`tree`), a worktree or submodule has a `.git` file that names another folder, which is
-    also yielded. Elsewhere, the command may have written such a file, so it is not followed.
+    In the working tree itself (`tree`), the `.git` file of a worktree or submodule names another folder,
+    which is also yielded. Elsewhere, such a file is not followed, because the command may have written
+    it.
     """
     git = folder / ".git"
     # A mount at a symlink would protect its target, which may be any folder of the host.
@@ -301,7 +314,7 @@ def git_folders(folder: Path, *, tree: bool, mounts: tuple[tuple[Path, Path], ..
 def _pointed_to(git: Path) -> Path | None:
     """Return the git folder that a `.git` file names, or None if this folder does not refer back to the tree.
 
-    The back reference cannot be forged from inside the tree, so a tree cannot expose a folder of its choice.
+    This reference cannot be forged from inside the tree, so a tree cannot expose an arbitrary folder.
     """
     key, _, value = _text(git).partition(":")
     git_folder = (git.parent / value.strip()).resolve()

@@ -46,7 +46,7 @@ _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
 @dataclass
 class Change:
-    """The changed source files and an analysis of the tests."""
+    """Changed source files and an analysis of the tests."""
 
     before: Files
     """Tree before the change, but with the tests and their setup files from the new tree."""
@@ -122,7 +122,7 @@ M = TypeVar("M", Run, Collection)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
-    """Parse the events that carry the run's nonce, skipping malformed and other lines."""
+    """Parse the events that carry the run's nonce. All other lines are skipped."""
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
@@ -193,7 +193,7 @@ OUTPUT_BYTES = 16 * MEBIBYTE
 
 @dataclass(frozen=True)
 class SandboxedTestGate:
-    """Runs tests with the project's Python. Does not install anything or change files in the tree."""
+    """Runs tests with the project's Python. Does not install packages or change files in the tree."""
 
     sandbox: Sandbox
     settings: SandboxSettings
@@ -211,21 +211,22 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Find out which tests can fail. The files of the working tree are neither read nor changed.
+        """Find out which tests can fail. Files in the working tree are neither read nor changed.
 
         Args:
-            tree: working tree whose store contains both trees and whose folder contains installed programs and ignored
-                files.
+            tree: working tree. Its store contains both trees. Its folder contains installed programs and
+                ignored files.
             before: id of the tree before the change.
             after: id of the tree with the change and the tests.
-            tests: paths of new and changed test files in that tree.
+            tests: paths of new and changed test files in the tree after the change.
             cancelled: polled several times a second. If it returns True, all processes are killed.
             started: called with the pid of each program that is started.
             time_limit_s: time limit for all runs together. Skipped work is listed in the report's notes.
 
         Raises:
             CancelledError: `cancelled` returned True.
-            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to
+                install one.
             GitError: a tree is not in the store.
         """
         start = time.monotonic()
@@ -270,9 +271,10 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Explain why no test in a new file fails by its own assertion. The text is empty if one does.
+        """Explain why no test in a new file fails by its own assertion. Return "" if one does.
 
-        The arguments and errors are those of `judge`. `after` is the tree `before` with the file `path` added.
+        `after` is the tree `before` with the file `path` added. The other arguments and the errors are the
+        same as for `judge`.
         """
         trees = LockedTrees(tree)
         change = change_of(trees, before, after, (path,))

@@ -47,9 +47,9 @@ NO_PATCH = "no patch"
 
 
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
-    """Split a patch into files, and return them with the parts of the diff that the patch lacks.
+    """Split a patch into files. Also return the parts of the diff that are missing from the patch.
 
-    Binary files and generated data do not count as missing, as line-based rules do not read them.
+    Binary files and generated data do not count as missing, because line-based rules do not read them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
@@ -79,7 +79,7 @@ NOTE_CHARACTERS = 300
 
 
 class TrackRequest(Value):
-    """Request to record one iteration, by reference."""
+    """Request to record one iteration. Its data is passed by reference."""
 
     scope: EpisodeScope
     state: EpisodeState
@@ -116,7 +116,7 @@ class TrackingActivities:
     def track_iteration(self, request: TrackRequest) -> Tracked:
         """Record an iteration's diff, classification, plan request, checkpoint and timeline entries.
 
-        Idempotent, as the checkpoint's key consists of the run and the iteration.
+        Idempotent, because the checkpoint's key consists of the run and the iteration.
         """
         workspace = Path(request.scope.workspace)
         store, moment = self.stores(workspace), moment_of(request, this_call())
@@ -179,7 +179,7 @@ class TrackingActivities:
     ) -> str:
         """Update the memory with the iteration's lesson.
 
-        Return a problem of the memory that has not been reported yet.
+        Return a problem with the memory if it has not been reported yet.
         """
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
@@ -200,7 +200,7 @@ class TrackingActivities:
     def _check_alignment(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
     ) -> AlignmentResult:
-        """Check the change against the rubric. A retry may ask a judge again, at a cost."""
+        """Check the change against the rubric. A retry may ask a judge again, which costs money."""
         plan = find_model(store, request.state.plan, PlanRecord)
         message = plan.message if plan and request.report else None
         # CPU time of this thread: a busy machine reads as much as an idle one.
@@ -266,7 +266,7 @@ class TrackingActivities:
 
 
 def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...]) -> ShownChange:
-    """Return the part of the change that the findings are about."""
+    """Return the part of the change that the findings refer to."""
     command = diff_command(Path(request.scope.workspace), request.base_tree, request.state.tree)
     paths = [finding.path for finding in findings]
     # Findings about the change as a whole name no file.
@@ -275,7 +275,7 @@ def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...])
 
 
 def _without_answered(findings: tuple[Finding, ...], change: Change, state: EpisodeState) -> tuple[Finding, ...]:
-    """Drop findings about checks in changes that a person has already let pass or asked for."""
+    """Drop findings about checks if a person has already allowed or requested the change."""
     answered = {
         version.path
         for file in change.files
@@ -286,7 +286,7 @@ def _without_answered(findings: tuple[Finding, ...], change: Change, state: Epis
 
 
 def moment_of(request: TrackRequest, call: Call) -> Moment:
-    """Return the identity of the iteration that is being tracked."""
+    """Return the identity of the iteration that is being recorded."""
     return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
 
 
@@ -308,9 +308,9 @@ def note_iteration(
 
 
 def note_metrics(ledger: "ProjectLedger", request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
-    """Record how many alignment findings and memory hits there were, and the coverage of changed lines.
+    """Record the number of alignment findings, the number of memory hits and the coverage of changed lines.
 
-    Findings that a person rejected earlier have already been counted.
+    Findings that a person rejected earlier are not counted again.
     """
     finding_count, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
     episode, at = moment.episode_id, moment.at
@@ -419,7 +419,7 @@ class RecordRequest(Value):
 
 
 class Recorded(Value):
-    """Result that tells whether the state is in the ledger."""
+    """Result of recording a state. Shows whether the state is in the ledger."""
 
     kept: bool = True
 

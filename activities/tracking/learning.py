@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key of the iteration's checkpoint, which is the same for all attempts."""
+        """Key of the iteration's checkpoint. It is the same for all attempts."""
         return f"{self.run}/{self.iteration}"
 
 
@@ -77,7 +77,10 @@ class Lesson(NamedTuple):
 
 
 def record_lesson(memory: BestEffortMemory, lesson: Lesson, moment: Moment) -> None:
-    """Store an iteration's failures and solutions, and whether recalled patterns helped. Idempotent; blocking."""
+    """Store an iteration's failures and solutions, and whether recalled patterns helped.
+
+    Idempotent and blocking.
+    """
     plan, before, after = lesson.plan, lesson.before, lesson.after
     episode, iteration, at = moment.episode_id, moment.iteration, moment.at
     if failures := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
@@ -109,7 +112,10 @@ def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]) -> Iterator[tuple[str, Pattern]]:
-    """Yield earlier failures of the same check, each with all commands that were run until the check passed."""
+    """Yield earlier failures of the same check.
+
+    Each failure includes all commands that were run until the check passed.
+    """
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
         steps = attempt.plan.steps
@@ -128,7 +134,10 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
-    """Yield the iterations that led to a checkpoint and changed files, newest first, loading one at a time."""
+    """Yield the iterations that led to a checkpoint and changed files, newest first.
+
+    Iterations are loaded one at a time.
+    """
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:
@@ -145,7 +154,10 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 
 
 def report_problem_once(ledger: "ProjectLedger", problem: str, moment: Moment) -> str:
-    """Record a problem of the memory and return it. If the episode has already reported a problem, return ""."""
+    """Record a problem with the memory and return it.
+
+    Return "" if the episode has already reported a problem.
+    """
     if not problem:
         return ""
     events = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
@@ -156,7 +168,7 @@ def report_problem_once(ledger: "ProjectLedger", problem: str, moment: Moment) -
 
 
 def note_problem(ledger: "ProjectLedger", problem: str, moment: Moment) -> None:
-    """Record a problem of the memory in the timeline."""
+    """Record a problem with the memory in the timeline."""
     event = TrailEvent(episode_id=moment.episode_id, kind=KIND, key=_event_key(moment), text=problem, at=moment.at)
     ledger.add_event(event)
 

@@ -49,8 +49,8 @@ class ProjectData:
         """Return the time of the last activity of each episode and plan that still has data, by id.
 
         Args:
-            known_ids: additional ids. For plans that are known only by their records, the records' name is used instead
-                of the id.
+            known_ids: additional ids. If a plan is known only by its records, the name of the records is used
+                instead.
         """
         last, freed = self._ledger.last_activity()
         for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
@@ -69,7 +69,7 @@ class ProjectData:
         return latest
 
     def list_claimed_ids(self) -> frozenset[str]:
-        """Return the episodes that have claimed a working tree."""
+        """Return the ids of episodes that have claimed a working tree."""
         ids: set[str] = set()
         for path in (self._folder / "claims").glob("*"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -77,15 +77,15 @@ class ProjectData:
         return frozenset(ids)
 
     def list_marked_ids(self) -> frozenset[str]:
-        """Return the episodes and plans that a person marked to keep."""
+        """Return the ids of episodes and plans that a person marked to keep."""
         return self._ledger.list_protected_ids()
 
     def references(self, unneeded: frozenset[str]) -> dict[str, str]:
-        """Return the trees that are kept for episodes, by ref name."""
+        """Return the trees that are stored for unneeded episodes, by ref name."""
         return {name: tree for name, tree in self._references() if name.split("/")[2] in unneeded}
 
     def artifacts(self, unneeded: frozenset[str], horizon: datetime) -> dict[str, int]:
-        """Return artifacts that are older than the horizon and not referenced, with their sizes."""
+        """Return the unreferenced artifacts that are older than the horizon, with their sizes."""
         there = self._artifacts.all()
         marked: set[str] = set()
         # Marked by pattern and not by field: this keeps too much at worst, never too little.
@@ -105,7 +105,7 @@ class ProjectData:
         }
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return files left over from deliveries and documents that were not fetched recently, with their sizes."""
+        """Return leftover files of deliveries, and documents that were not fetched recently, with their sizes."""
         paths = [*self._folder.glob(f"*/{DELETION_PREFIX}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
@@ -147,7 +147,9 @@ class ProjectData:
 
     @contextlib.contextmanager
     def lock_trees(self) -> Iterator[tuple[int, ...]]:
-        """Lock all of the project's working trees against new objects and claims, and yield the locks.
+        """Lock all working trees of the project, and yield the locks.
+
+        The locks prevent new objects and claims.
 
         Raises:
             WorkspaceLockedError: a working tree is in use.
@@ -159,11 +161,11 @@ class ProjectData:
             yield tuple(stack.enter_context(hold_lock(path, wait=LOCK_WAIT, what=what)) for path in paths)
 
     def free_artifacts(self, digests: Iterable[str], horizon: datetime) -> None:
-        """Delete artifacts, except those that were stored again in the meantime."""
+        """Delete artifacts, unless they were stored again in the meantime."""
         self._artifacts.remove(digests, before=horizon.timestamp())
 
     def free_files(self, paths: Iterable[Path]) -> None:
-        """Delete files, and those folders that need not be deleted atomically."""
+        """Delete files, and folders that do not have to be deleted atomically."""
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -173,12 +175,8 @@ class ProjectData:
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
         """Delete refs and objects that become unreachable, and repack the rest.
 
-        Objects younger than `horizon` are kept.
-
-        Repack the rest.
-
-        The caller must hold the locks from `lock_trees`. Git inherits the locks, because it outlives a killed
-        collection.
+        Objects younger than `horizon` are kept. The caller must hold the locks from `lock_trees`. Git
+        inherits the locks, because git may outlive a killed collection.
         """
         if not (self._store / "HEAD").exists():
             return
@@ -243,7 +241,7 @@ class ProjectData:
     def _records(self, key: str) -> Path:
         """Return the folder that contains a plan's records.
 
-        See `last_activity` for ids that are replaced by folder names.
+        The key is either the plan's id or the name of the folder. See `last_activity`.
         """
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
@@ -283,7 +281,7 @@ class ProjectData:
             return connection.execute(query).fetchall()
 
     def _has(self, name: str, table: str) -> bool:
-        """Return whether a table exists. The database file may be missing, or created but never written."""
+        """Return whether a table exists. The database file may be missing or empty."""
         if not (self._folder / name).exists():
             return False
         with self._open_database(name) as connection:
@@ -300,7 +298,7 @@ class ProjectData:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return the number of bytes that a file or a folder occupies on the disk."""
+    """Return the number of bytes that a file or folder occupies on disk."""
     total = 0
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else (folder,):
         with contextlib.suppress(OSError):
@@ -320,7 +318,7 @@ still unknown.
 
 @dataclass(frozen=True)
 class KnownWorkflow:
-    """A workflow as known to Temporal, across all its runs."""
+    """Workflow in Temporal, with the start and end across all its runs."""
 
     id: str
     started: datetime
@@ -357,15 +355,16 @@ def collect(
     queried_at: datetime | None = None,
     forget: Callable[[str], object] | None = None,
 ) -> CollectionResult:
-    """Free data that a project's open or kept workflows do not need, while workers are running.
+    """Free data that a project's open or kept workflows do not need. Workers may be running.
 
     Args:
         folder: the project's state folder.
         workflows: all workflows known to Temporal, by id, including those of other projects.
-        older_than: workflows closed more recently are kept.
-        dry_run: only report the data that would be freed.
-        queried_at: time when Temporal was queried. The default is now.
-        forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Must be idempotent.
+        older_than: workflows that closed more recently than this are kept.
+        dry_run: only report data, without freeing it.
+        queried_at: time at which Temporal was queried. The default is now.
+        forget: deletes a workflow's data elsewhere, such as copies in the remote store. Must be
+            idempotent.
     """
     left = ProjectData(folder)
     cutoff = (queried_at or datetime.now(UTC)) - max(older_than, GRACE)
@@ -427,14 +426,16 @@ def choose(
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
-    """Choose the episodes of a project that can be deleted, and the time before which leftovers are deleted.
+    """Choose the episodes of a project to delete, and the time before which leftovers are deleted.
 
     Args:
         active: last activity of each of the project's episodes on this host.
-        workflows: workflows known to Temporal. An unknown id belongs to a closed workflow whose history is gone.
-        claimed: episodes that have claimed a workspace. They count as open unless Temporal says otherwise.
+        workflows: workflows known to Temporal. An unknown id belongs to a closed workflow whose history
+            is gone.
+        claimed: episodes that have claimed a workspace. They count as open unless Temporal says
+            otherwise.
         cutoff: workflows that closed after this time are kept.
-        marked: workflows that a person marked to keep, together with everything that these workflows started.
+        marked: workflows that a person marked to keep. Everything that they started is also kept.
     """
 
     def end_of(key: str) -> datetime | None:

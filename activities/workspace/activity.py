@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 
 
 def restore_expected_tree(tree: "WorkingTree", expected: str) -> Drift | None:
-    """Restore the expected tree when it is too late to ask a person. Other people's changes are kept."""
+    """Restore the expected tree when it is too late to ask a person.
+
+    If somebody else changed files, keep these changes.
+    """
     try:
         return tree.expect(expected)
     except DriftError as found:
@@ -65,7 +68,7 @@ def restore_expected_tree(tree: "WorkingTree", expected: str) -> Drift | None:
 # written.
 @dataclass(frozen=True)
 class WorkspaceActivities:
-    """Activities on an episode's working tree. All are idempotent."""
+    """Activities that operate on an episode's working tree. All of them are idempotent."""
 
     workspaces: "Workspaces"
     stores: ArtifactStores
@@ -153,7 +156,7 @@ class WorkspaceActivities:
     def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
         """Keep the tree as a person left it, except for changes that they want undone.
 
-        If the scope has `put_back` set, nothing is kept and the files are restored to the workflow's last tree.
+        If `put_back` is set in the scope, the workflow's last tree is restored and nothing is kept.
         """
         attempt, undone = activity.info().attempt, None
         with self.workspaces.hold(request.scope) as tree:
@@ -246,7 +249,7 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def reconcile_reset(self, request: ReconcileRequest) -> ReconcileResult:
-        """Restore the files to the reset run's state and list the discarded iterations' checkpoints."""
+        """Restore the files to the reset run's state, and list the checkpoints of the discarded iterations."""
         ledger = self.ledgers(Path(request.scope.workspace))
         # A closed episode released its claim, and a reset reopens it.
         self.workspaces.prepare(request.scope, take_over=self.has_ended)

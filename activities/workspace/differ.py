@@ -39,7 +39,10 @@ class QuickDiff(NamedTuple):
 
 
 def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
-    """Compute an ordinary difference quickly. Return None for other changes, or if the patch cannot be verified."""
+    """Compute the difference of an ordinary change quickly.
+
+    Return None if the change is not ordinary or the patch cannot be verified.
+    """
     contents = _ordinary(store, changes)
     if contents is None:
         return None
@@ -64,7 +67,10 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
-    """Read all contents of an ordinary change by id. Return None if there is too much or it is not line-based."""
+    """Read all contents of an ordinary change, by blob id.
+
+    Return None if there is too much content or it is not line-based.
+    """
     has_removed, new = (
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
@@ -96,7 +102,7 @@ def _id(side: Entry | None) -> bytes:
 
 
 def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
-    """Apply the hunks of a file strictly. Return None if they do not match."""
+    """Apply a file's hunks strictly. Return None if a hunk does not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
         return old
@@ -138,14 +144,14 @@ BINARY_PROBE_BYTES = 8_000
 
 
 class Estimates(NamedTuple):
-    """Line counts of changed files, assuming that they were rewritten."""
+    """Estimated line counts of changed files, assuming that the files were rewritten."""
 
     added: int
     removed: int
 
 
 def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
-    """Return the sizes of all blobs by id, or nothing if there are too many blobs."""
+    """Return the size of each blob by id. Return nothing if there are too many blobs."""
     if len(changes) > SIZES_LIMIT:
         return {}
     try:
@@ -157,7 +163,11 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
 def estimate_lines(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
-    """Return the line counts of each path: counted, estimated from blob sizes, or else the average."""
+    """Return the line counts of each changed path.
+
+    Files that cannot be counted in time are estimated from their blob sizes. Without blob sizes, every
+    path gets the average.
+    """
     if not sizes:
         return [(change, average) for change in changes]
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
@@ -180,7 +190,7 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
 
 
 def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: int) -> bytes:
-    """Put a header, which `git apply` skips, in front of a patch."""
+    """Put a header in front of a patch. `git apply` skips it."""
     return (
         f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held_count} of {paths} paths\n\n".encode()
         + patch
@@ -188,10 +198,10 @@ def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: i
 
 
 def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
-    """Apply a patch to the old files, and count the paths that then match the new tree.
+    """Apply a patch to the old files and count the paths that match the new tree.
 
-    Paths that the patch does not change are not counted. Return None if the patch does not apply, a step takes longer
-    than `bound`, or a path matches neither tree.
+    Paths that the patch does not change are not counted. Return None if the patch does not apply, a step
+    takes longer than `bound`, or a path matches neither tree.
     """
     changes_by_path = {change.path: change for change in changes}
     present = [(change.path, change.before) for change in changes_by_path.values() if change.before is not None]
@@ -252,7 +262,7 @@ PLAIN = ("--no-ext-diff", "--no-textconv", "--full-index", *SIDES)
 
 
 class _Pair(NamedTuple):
-    """Two trees to compare, with options."""
+    """Two trees to compare, and the options for comparing them."""
 
     git: Git
     store: TreeStore
@@ -284,8 +294,8 @@ class Differ:
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
         """Compare two trees in a store within the time limit.
 
-        If counting lines takes too long, the remaining files are assumed to be rewritten and their line counts are
-        estimated. If the patch cannot be created and verified in time, it is omitted.
+        If counting lines takes too long, the remaining files are treated as rewritten, and their line counts
+        are estimated. The patch is omitted if it cannot be created and verified in time.
         """
         if base == tree:
             return TreeDiff()
@@ -318,7 +328,8 @@ class Differ:
     def lines(self, store: Path, tree: str) -> int:
         """Count the text lines in a tree. If counting takes too long, return an estimate.
 
-        A successor's lines need not be counted. They are its base's lines, plus the added ones, minus the removed ones.
+        A later tree does not have to be counted: add the added lines to the base's count and subtract the
+        removed ones.
         """
         git = store_git(store)
         counted, complete = git.head(
@@ -381,7 +392,7 @@ def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
 
 
 def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
-    """Create a patch and verify that it applies. Return the patch with a note on any parts that it lacks."""
+    """Create a patch and verify that it applies. Return the patch, and a note on any missing parts."""
     binary = {number.path for number in numbers if number.binary}
     sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
     heavy = sum(pair.sizes.get(side.id, 0) for side in sides)
@@ -408,9 +419,9 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:
-    """Parse possibly truncated `--numstat -z` output, `added TAB removed TAB path`.
+    """Parse the output of `--numstat -z`, which may be truncated.
 
-    Renames have two more path fields.
+    Each entry has the form `added TAB removed TAB path`. Renames have two more path fields.
     """
     fields = iter(output.split(b"\0")[:-1])
     for entry in fields:

@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Git:
-    """Runs git in one folder with a fixed environment."""
+    """Runs git commands in one folder, with a fixed environment."""
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +106,10 @@ class Git:
         return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
 
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
-        """Return the start of a command's output, and whether it is complete because git succeeded in time."""
+        """Return the start of a command's output, and whether the output is complete.
+
+        The output is complete if git succeeded in time.
+        """
         deadline = time.monotonic() + timeout.total_seconds()
         # Nobody reads the errors here, and git would block once a pipe for them is full.
         process = self._start(arguments, stderr=subprocess.DEVNULL)
@@ -130,7 +133,7 @@ class Git:
 
         Raises:
             WorkspaceError: git is not installed, or the folder does not exist.
-            UntrustedProgramError: git is in the working tree or in a place that another run can write to.
+            UntrustedProgramError: git is in the working tree, or another run can write to it.
         """
         environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         program = find_trusted_program("git")
@@ -162,13 +165,13 @@ def split_z(output: bytes) -> list[bytes]:
 
 
 def format_paths(paths: Sequence[bytes], most: int) -> str:
-    """Format the first paths and the number of remaining ones for use in a sentence."""
+    """Format the first paths for use in a sentence, with the number of remaining paths."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more
 
 
 def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
-    """Read until the output ends (return True), or until the limit or the deadline is reached (return False)."""
+    """Read output up to a size limit or a deadline. Return the output, and whether it is complete."""
     stream = process.stdout
     assert stream is not None
     collected = bytearray()
@@ -207,7 +210,10 @@ HEAD_BYTES = 8_192
 
 
 def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
-    """Create a git runner for the objects of a store and, with `root`, also for the files in that folder."""
+    """Create a git runner for the objects of a store.
+
+    With `root`, the runner also accesses the files in that folder.
+    """
     variables = {"GIT_DIR": str(store.resolve())}
     if root is not None:
         variables |= {"GIT_WORK_TREE": str(root.resolve())}
@@ -266,9 +272,9 @@ def user_git(
 
 
 def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
-    """Return the paths that need a filter program according to the repository's attributes.
+    """Return the paths for which the repository's attributes require a filter program.
 
-    Such programs are never run.
+    Filter programs are never run.
     """
     if not paths:
         return []
@@ -281,7 +287,7 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
 
 
 def private_config(repository: UserRepository) -> str:
-    """Return git settings that make the repository's files look the same in our folder as they do to the user."""
+    """Return git settings that make the files in our folder look the same as in the user's repository."""
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
@@ -305,7 +311,7 @@ def private_config(repository: UserRepository) -> str:
 
 
 def _take_over(head: Path, before: bytes, after: bytes) -> None:
-    """Replace the user's HEAD as git does, by renaming its lock file."""
+    """Replace the user's HEAD by renaming its lock file, as git does."""
     if before == after:
         return
     lock = head.with_name("HEAD.lock")
@@ -319,7 +325,9 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
 
 
 def check_writable(repository: UserRepository) -> None:
-    """Reject a repository that belongs to another tree or has symlinks, because writes could end up elsewhere.
+    """Reject a repository that belongs to another tree or has symlinks.
+
+    Writes to such a repository could end up elsewhere.
 
     Raises:
         WorkspaceError: the repository is rejected.

@@ -32,7 +32,7 @@ def tree_key(root: Path) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file like `replace_file`, creating its folders if necessary.
+    """Replace a file, and create its folders if necessary. See `replace_file`.
 
     Raises:
         OSError: the file cannot be written. The old file is kept.
@@ -43,9 +43,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
 
 @contextlib.contextmanager
 def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
-    """Hold a file lock and yield its descriptor. A process that inherits the descriptor extends the lock.
+    """Hold a file lock and yield its descriptor.
 
-    The lock excludes both threads and processes, and ends with the last process that has the descriptor.
+    The lock excludes both threads and processes. Child processes that inherit the descriptor extend the
+    lock, which ends with the last process that has the descriptor.
 
     Raises:
         WorkspaceLockedError: another holder kept the lock for the whole waiting time. Retryable.
@@ -72,7 +73,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
 
 
 def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
-    """Hold the lock of the working tree `root`, whose state folder is `state`. See `hold_lock`."""
+    """Hold the lock of the working tree `root`. `state` is the tree's state folder. See `hold_lock`."""
     return hold_lock(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
@@ -91,7 +92,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 class _ProcessRecord(BaseModel):
-    """Record that determines which process is killed. Its format is therefore checked strictly."""
+    """Record of a process to kill. Because of this, its format is checked strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -105,7 +106,7 @@ _NOTES = TypeAdapter(tuple[_ProcessRecord, ...])
 
 
 class OwnedProcesses:
-    """Processes started by a lock's holder, recorded in a file that outlives the holder."""
+    """Processes started by the holder of a lock. The record of these processes outlives the holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -129,7 +130,7 @@ class OwnedProcesses:
             write_atomically(self._path, _NOTES.dump_json((*self._read(), noted)))
 
     def end_all(self) -> None:
-        """Kill the recorded processes with their descendants and sessions, and clear the record.
+        """Kill the recorded processes, their descendants and their sessions. Then clear the record.
 
         Raises:
             WorkspaceLockedError: a process does not end. Retryable.
@@ -156,7 +157,10 @@ class OwnedProcesses:
 
 
 def _running(noted: _ProcessRecord) -> set[psutil.Process]:
-    """Return the living processes of a record, with descendants and the session. A reused pid is never included."""
+    """Return the recorded processes that are alive, with their descendants and sessions.
+
+    A process that has reused a recorded pid is never included.
+    """
     slack = CLOCK_SLACK.total_seconds()
     processes: set[psutil.Process] = set()
     # Recorded before a reboot of the host: those pids mean nothing now.
@@ -177,10 +181,10 @@ def _running(noted: _ProcessRecord) -> set[psutil.Process]:
 
 
 class WorkspaceLocks:
-    """Records which episode works in which tree, from its start to its end."""
+    """Records which working tree an episode has claimed, from the episode's start to its end."""
 
     def __init__(self, folder: Path, *, wait: timedelta) -> None:
-        """Store claims in `folder`. `wait` limits how long to wait for another process that is changing a claim."""
+        """Store claims in `folder`. `wait` limits the waiting time if another process is changing a claim."""
         self._folder = folder
         self._wait = wait
 
@@ -188,7 +192,8 @@ class WorkspaceLocks:
         """Claim a tree. Idempotent.
 
         Raises:
-            WorkspaceBusyError: another episode has claimed the tree and, according to `take_over`, has not ended.
+            WorkspaceBusyError: another episode has claimed the tree. According to `take_over`, that episode
+                has not ended.
         """
         ended: str | None = None
         while True:

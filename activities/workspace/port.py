@@ -56,7 +56,7 @@ class OpenResult(Value):
 
 
 class SetUpRequest(Value):
-    """Request to carry out, or to remember, a decision about a setup command."""
+    """Request to carry out or remember a decision about a setup command."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -64,7 +64,7 @@ class SetUpRequest(Value):
 
 
 class SetUpResult(Value):
-    """The installed packages, or the question that remains."""
+    """Installed packages, or the question that is still open."""
 
     setup: Setup | None = None
     """The setup to ask about next, because the command failed or the lock files changed."""
@@ -75,7 +75,7 @@ class SetUpResult(Value):
 
 
 class AdoptRequest(Value):
-    """Request to keep a person's edits at the end of a pause."""
+    """Request to keep a person's edits when a pause ends."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -194,12 +194,12 @@ class ResultPart(NamedTuple):
 
 
 def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> str:
-    """Compose a commit message: the start of the goal as its subject, followed by the outcome of the run.
+    """Compose a commit message from the start of the goal and the outcome of the run.
 
     Args:
         goal: the run's goal, or the title of the step that made the changes.
-        status: status with which the run ended, such as `succeeded`.
-        qualifier: reason why that is not a plain success. Its short form begins the subject.
+        status: final status of the run, such as `succeeded`.
+        qualifier: reason why the run is not a plain success. Its short form begins the subject.
         reason: reason for the outcome.
     """
     first, _, rest = goal.strip().partition("\n")
@@ -210,7 +210,7 @@ def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> 
 
 
 def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -> str:
-    """Compose the commit message for the result of a run, from the run's final ledger row."""
+    """Compose the commit message for a run's result. The data is in the run's final ledger row."""
     status, qualifier = (snapshot.status, snapshot.qualifier) if snapshot is not None else ("succeeded", "")
     details = snapshot.details if snapshot is not None else {}
     return result_message(goal, status, qualifier, str(details.get("reason") or reason))
@@ -222,20 +222,24 @@ class Setups(Protocol):
     def examine(
         self, scope: EpisodeScope, tree: "WorkingTree", tree_id: str, named: str = ""
     ) -> tuple[Setup | None, tuple[str, ...]]:
-        """Return the setup that a tree needs, if any, and sentences about missing packages that no setup installs.
+        """Return the setup that a tree needs, if any.
+
+        Also return sentences about missing packages that no setup installs.
 
         Args:
             scope: the episode or plan.
-            tree: its locked tree.
+            tree: the working tree, which must be locked.
             tree_id: the tree on disk.
-            named: command that the owner of the run named.
+            named: command that the run's owner specified.
         """
         ...
 
     def set_up(
         self, scope: EpisodeScope, tree: "WorkingTree", tree_id: str, setup: Setup, *, cancelled: Callable[[], bool]
     ) -> SetUpResult:
-        """Carry out a decision: remember it, and install the packages unless they are cached. Idempotent.
+        """Carry out and remember a decision about a setup command. Idempotent.
+
+        Packages are installed unless they are cached.
 
         Raises:
             WorkspaceError: the packages cannot be added to the tree. The message says what to do.
@@ -265,7 +269,7 @@ def note_opening(ledger: "ProjectLedger", request: OpenRequest, call: Call) -> N
 
 
 def note_adoption(ledger: "ProjectLedger", request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
-    """Record in the ledger that edits by a person were kept. Without edits, do nothing."""
+    """Record in the ledger that a person's edits were kept. Do nothing if there are no edits."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
     text = f"kept manual edits in {format_count(adopted.files_changed, 'file')}"
@@ -290,7 +294,7 @@ def note_reset(ledger: "ProjectLedger", request: ReconcileRequest, discarded: in
 
 
 def note_closing(ledger: "ProjectLedger", request: CloseRequest, call: Call, result: CloseResult | None) -> None:
-    """Record an episode's outcome, and the place of its result, in the ledger."""
+    """Record an episode's outcome and the location of its result in the ledger."""
     # First, because the event makes pages read the row again.
     if request.snapshot is not None:
         ledger.record(with_delivered(request.snapshot, result.delivered if result is not None else ""))

@@ -36,7 +36,7 @@ _LARGE = b"lfs"
 
 
 class CommittedResult(NamedTuple):
-    """Commits with a run's changes. If there are no changes, there is no branch."""
+    """Commits that contain a run's changes. Without changes, there is no branch."""
 
     branch: str = ""
     commits: int = 0
@@ -52,7 +52,7 @@ class CommittedResult(NamedTuple):
     """Changed paths that belong to submodules. At most `SHOWN`."""
 
     def describe(self) -> str:
-        """Describe the result, and how to take it, in sentences for the status."""
+        """Describe the result and the commands for merging it, in sentences for the status."""
         parts = ["nothing was committed, because no file of the repository changed"]
         if self.branch:
             lines = f"+{self.added} -{self.removed}"
@@ -67,18 +67,21 @@ class CommittedResult(NamedTuple):
 
 
 def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = "") -> CommittedResult:
-    """Commit a run's changes on a new branch, and leave HEAD, the index and the working tree as they are.
+    """Commit a run's changes on a new branch. HEAD, the index and the working tree are not changed.
 
-    A worktree's changes are based on the commit from which it was created, other changes on the workspace's HEAD. No
-    hook or filter program is run. Idempotent for the same parts and name.
+    Changes in a worktree are based on the commit from which the worktree was created. Other changes are
+    based on the workspace's HEAD. Hooks and filter programs are not run. Idempotent for the same parts
+    and name.
 
     Args:
         scope: the run. Its working tree need not exist.
         parts: the changes, one commit each.
-        name: the branch. By default, `tightloop/` and the run's id, with a number if that branch exists.
+        name: the branch. The default is `tightloop/` and the run's id, with a number if that branch
+            exists.
 
     Raises:
-        WorkspaceError: the branch exists, or the changes cannot be committed. The message says what to do.
+        WorkspaceError: the branch exists, or the changes cannot be committed. The message says what to
+            do.
         GitError: git failed. Retryable.
     """
     store, worktree = TreeStore(store_folder_of(scope)), read_worktree(root_of(scope))
@@ -119,7 +122,7 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
 
 
 class _Staging:
-    """Stages changes in a temporary index, in the form in which git stores them."""
+    """Stages changes in a temporary index, in the format that git stores."""
 
     def __init__(self, git: Git, repository: UserRepository, store: TreeStore, commit: str) -> None:
         self._git, self._repository, self._store = git, repository, store
@@ -127,10 +130,10 @@ class _Staging:
         self._entries = {path: fields.decode().split() for fields, _, path in lines}
 
     def add(self, changes: Sequence[TreeChange]) -> list[bytes]:
-        """Stage changes and return the paths that belong to submodules, which are left out.
+        """Stage changes. Paths in submodules are left out and returned.
 
         Raises:
-            WorkspaceError: a file needs a filter program, or differs from the commit for a reason other than the run.
+            WorkspaceError: a file needs a filter program, or had uncommitted changes when the run started.
         """
         modules = tuple(path + b"/" for path, fields in self._entries.items() if fields[1] == "commit")
         inside = [change.path for change in changes if change.path.startswith(modules)] if modules else []
@@ -216,7 +219,7 @@ def _create_branch(git: Git, commit: str, base: str, wanted: str, *, is_fixed: b
 
 
 def _same_commits(git: Git, one: str, other: str, base: str) -> bool:
-    """Return whether two branches have equal trees and messages since `base`. Commit times may differ."""
+    """Return whether two branches have the same trees and messages since `base`. Commit times may differ."""
     return len({git.attempt("log", "--format=%T%n%B", f"{base}..{tip}").out for tip in (one, other)}) == 1
 
 
@@ -252,7 +255,7 @@ class TakeRequest(Value):
 def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
     """Commit a run's result on a branch, write its files into the workspace, or attach a proof to the files.
 
-    Return a sentence for a person.
+    Return a sentence to show to the user.
 
     Raises:
         WorkspaceError: the run has no result, the branch exists, or files differ.
@@ -282,7 +285,7 @@ def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
 
 
 def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
-    """Write a proof and the initial files to a ref of the workspace's repository, which can be pushed."""
+    """Write a proof and the initial files to a ref in the workspace's repository. The ref can be pushed."""
     repository, reference = UserRepository(Path(request.workspace)), f"{PROOFS}/{request.tree}"
     with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
         git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})

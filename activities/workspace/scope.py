@@ -37,7 +37,7 @@ class EpisodeScope(Sparse):
 
     @property
     def stored_request(self) -> ArtifactRef:
-        """The stored `EpisodeRequest`.
+        """Reference to the stored `EpisodeRequest`.
 
         Raises:
             ArtifactMissingError: the request is not stored yet.
@@ -90,9 +90,10 @@ class TreeDiff(Value):
 
 @dataclass(frozen=True)
 class Call:
-    """One activity call. All times in the ledger come from calls or from the workflow.
+    """Activity call. All times in the ledger come from activity calls or from the workflow.
 
-    Temporal records them too, so `tightloop ledger rebuild` creates identical entries from a history.
+    Temporal also records these times, so `tightloop ledger rebuild` can create identical entries from a
+    history.
     """
 
     run: str
@@ -104,7 +105,7 @@ class Call:
 
 
 def this_call() -> Call:
-    """Return the activity call that is being executed. This only works within an activity."""
+    """Return the activity call that is being executed. Only works within an activity."""
     info = activity.info()
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 

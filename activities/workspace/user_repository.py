@@ -65,7 +65,7 @@ class UserRepository:
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return the files that snapshots cover, not yet considering the `.gitignore` files of the tree itself."""
+        """Return the files that snapshots cover. The tree's own `.gitignore` files are not considered yet."""
         tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
@@ -82,7 +82,10 @@ class UserRepository:
 
 
 class IndexMemory:
-    """Caches the tracked files of a few repositories until their index changes. Reading 50 000 files takes 50 ms."""
+    """Caches the tracked files of a few repositories until their index changes.
+
+    Reading 50 000 files takes 50 ms.
+    """
 
     def __init__(self) -> None:
         self._held: LruCache[Path, _Indexes] = LruCache(REMEMBERED)
@@ -99,7 +102,7 @@ class IndexMemory:
 
 
 def git_folder(root: Path) -> Path:
-    """Return a working tree's git folder. For a linked worktree, this is not the common folder.
+    """Return the git folder of a working tree. For a linked worktree, this is not the common git folder.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.
@@ -115,20 +118,24 @@ def git_folder(root: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """Read the last value of each setting in a git config file. Keys are in lower case except for the middle part.
+    """Read the last value of each setting in a git config file.
 
-    Includes are not followed. A file that is too large or malformed has no settings.
+    Keys are in lower case, except for the middle part. Includes are not followed. Return nothing if the
+    file is too large or malformed.
     """
     return dict(_settings(_read(path, CONFIG_BYTES)))
 
 
 def read_pointer(path: Path) -> bytes:
-    """Read the single line of a file that refers to a path. Return empty bytes if the file has no such line."""
+    """Read a file that consists of one line with a path. Return empty bytes if the file is different."""
     return _read(path, POINTER_BYTES).strip()
 
 
 def user_config(folder: Path) -> dict[str, str]:
-    """Read the system's and the user's git settings, with the includes that apply to the git folder `folder`."""
+    """Read the git settings of the system and the user.
+
+    This follows the includes that apply to the git folder `folder`.
+    """
     return dict(_user_settings(folder))
 
 
@@ -238,7 +245,10 @@ def _list_tracked_paths(root: Path, folder: Path, read: dict[Path, Signature | N
 
 
 def _entries(index: Path) -> list[tuple[str, int]]:
-    """Read the paths and modes in an index, with the shared part of a split index. Empty if it is damaged."""
+    """Read the paths and modes in an index, including the shared part of a split index.
+
+    Return nothing if the index is damaged.
+    """
     content = _read(index, INDEX_BYTES)
     # The id length is not stored in the file: only the right one yields names in order.
     for digest_bytes in (20, 32):
@@ -336,7 +346,7 @@ LISTING_TIMEOUT = timedelta(seconds=30)
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """List the files and symlinks below `root`. Ignored ones are included only if git tracks them.
+    """List the files and symlinks below `root`. Ignored files are included only if git tracks them.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.

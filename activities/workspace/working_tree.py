@@ -61,14 +61,19 @@ SETTLED_ROWS = 1_000
 
 
 class CheckedTree:
-    """A working tree that can be checked out elsewhere. Trees are git tree ids of all files that are not ignored."""
+    """Working tree that can be checked out elsewhere.
+
+    A tree is identified by the git tree id of all files that are not ignored.
+    """
 
     def __init__(self, root: Path, store: TreeStore) -> None:
         self.root = root
         self._store = store
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
+        """Return the mode and blob id of all files and symlinks in a tree, by path.
+
+        Paths are bytes as on disk.
 
         Raises:
             GitError: the store does not contain the tree.
@@ -76,26 +81,28 @@ class CheckedTree:
         return self._store.files(tree)
 
     def content(self, blob: str) -> bytes:
-        """Return a file's content, or a symlink's target, by blob id.
+        """Return the content of a file, or the target of a symlink, by blob id.
 
         Raises:
-            GitError: the store does not contain it.
+            GitError: the store does not contain the blob.
         """
         return self._store.read(blob)
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
+        """Yield the content of a file in chunks.
+
+        Decompressing a large file at once would block the process.
 
         Raises:
-            GitError: the store does not contain it.
+            GitError: the store does not contain the blob.
         """
         return self._store.pieces(blob)
 
     def size(self, blob: str) -> int:
-        """Return a file's size in bytes without reading the file.
+        """Return the size of a file in bytes without reading the file.
 
         Raises:
-            GitError: the store does not contain it.
+            GitError: the store does not contain the blob.
         """
         return self._store.size(blob)
 
@@ -119,10 +126,10 @@ class WorkingTree(CheckedTree):
         asks: bool = True,
         is_ours: bool = False,
     ) -> None:
-        """Work on the tree at `root` for an episode. The caller must hold its lock.
+        """Use the working tree at `root` for an episode. The caller must hold the lock of the tree.
 
-        With `asks`, a person decides about files that somebody else changed. Otherwise the changes are undone. With
-        `is_ours`, deviations are leftovers of interrupted work.
+        With `asks`, a person decides about files that somebody else changed. Otherwise, the changes are
+        undone. With `is_ours`, differences are treated as leftovers of interrupted work.
         """
         super().__init__(root, store)
         self._episode = episode
@@ -134,7 +141,7 @@ class WorkingTree(CheckedTree):
 
     @property
     def processes_ended(self) -> int:
-        """Number of a dead holder's processes that were killed when the tree was locked."""
+        """Number of processes of a dead holder that were killed when the tree was locked."""
         return self._processes.ended
 
     def snapshot(self) -> str:
@@ -160,10 +167,10 @@ class WorkingTree(CheckedTree):
             return self._read(None)
 
     def restore(self, tree: str) -> None:
-        """Replace the files on disk with `tree`, including content, executable bits and symlink targets. Idempotent.
+        """Replace the files on disk with `tree`, including their content, mode and symlink targets. Idempotent.
 
-        Files are kept if the rules *of that tree* ignore them and they are not part of it. Deleted files that were not
-        in any earlier snapshot are kept under `refs/tightloop/<episode>/drift-<tree>`.
+        Files that the rules *of that tree* ignore are kept, unless they are part of the tree. Deleted files
+        that are not in any earlier snapshot are saved under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
             WorkspaceError: the tree is not in the store.
@@ -172,10 +179,13 @@ class WorkingTree(CheckedTree):
         self._go_to(tree, self.snapshot())
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Ensure that `expected` is on disk, undoing any other changes. `step` is the step whose changes are undone.
+        """Ensure that `expected` is on disk, and undo all other changes.
+
+        `step` is the step whose changes are undone.
 
         Returns:
-            None if it was already there. Otherwise the changes, which were saved under a ref and undone.
+            None if `expected` was already on disk. Otherwise, the changes that were undone. They are saved
+            under a ref.
         """
         actual = self.snapshot()
         if actual == expected:
@@ -183,15 +193,16 @@ class WorkingTree(CheckedTree):
         return self._undo(expected, actual, self._changes(expected, actual), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
-        """Ensure that `expected` is on disk, but do not undo anyone's changes without asking.
+        """Ensure that `expected` is on disk, but do not undo a person's changes without asking.
 
-        Tool caches and leftovers of our own interrupted attempt are undone, as by `ensure`.
+        Tool caches and leftovers of our own interrupted attempt are undone, as in `ensure`.
 
         Returns:
-            None if only caches differed. Otherwise the changes, which were saved under a ref and undone.
+            None if only caches differed. Otherwise, the changes that were undone. They are saved under a ref.
 
         Raises:
-            DriftError: somebody else changed files, and the settings require asking. Nothing was undone. Not retryable.
+            DriftError: somebody else changed files, and the settings require asking a person. Nothing was
+                undone. Not retryable.
         """
         actual = self.snapshot()
         if actual == expected:
@@ -210,7 +221,7 @@ class WorkingTree(CheckedTree):
         """Apply a person's decision about changes to `expected`. Changes made after the question are kept.
 
         Returns:
-            The resulting tree, and the changes that were undone after they had been saved under a ref.
+            The resulting tree, and the changes that were undone. They are saved under a ref.
         """
         actual = self.snapshot()
         asked_paths = {change.path for change in self._changes(expected, answer.tree)}
@@ -246,8 +257,8 @@ class WorkingTree(CheckedTree):
     def checkout(self, tree: str, folder: Path) -> None:
         """Write all files of a tree, including executable bits and symlinks, to an empty folder.
 
-        This only creates files and never follows symlinks, so the folder may be anywhere. The tree's symlinks may lead
-        out of the folder, and its readers must handle that.
+        This only creates files and never follows symlinks, so the folder may be anywhere. Symlinks may lead
+        out of the folder, and readers of the folder must handle this.
 
         Raises:
             WorkspaceError: the folder is not empty.
@@ -263,7 +274,7 @@ class WorkingTree(CheckedTree):
                 writer.close()
 
     def own_process(self, pid: int) -> None:
-        """Record a child process, so that the next holder kills it with its descendants and its session."""
+        """Record a child process. The next holder kills the process, its descendants and its session."""
         self._processes.note(pid)
 
     def _read(self, previous: Folder | None) -> str:
@@ -332,7 +343,10 @@ class WorkingTree(CheckedTree):
     def _undo(
         self, expected: str, actual: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
-        """Save the current files, restore `expected`, and report the drift with the command that brings it back."""
+        """Save the current files, restore `expected` and report the drift.
+
+        The report contains the command that restores the saved files.
+        """
         drift = describe_drift(self.root, expected, actual, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(actual)
         self._go_to(expected, actual)
@@ -416,7 +430,7 @@ def _is_git_folder(folder: Path) -> bool:
 def notes_on(
     repository: UserRepository, coverage: Coverage, *, worktree: bool, timeout: timedelta = COMMAND_TIMEOUT
 ) -> tuple[str, ...]:
-    """Describe, in sentences for the operator, what checkpoints cover."""
+    """Describe the files that checkpoints cover, in sentences for the operator."""
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
@@ -523,9 +537,9 @@ class Workspaces:
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
-        """Release an episode's claim. A worktree stays, because it contains the result. Idempotent.
+        """Release an episode's claim. Idempotent.
 
-        A nested episode does not have its own claim. The plan's claim is kept.
+        A worktree is kept, because it contains the result. For a nested episode, the plan's claim is kept.
         """
         if not scope.within:
             self._claims(scope).release(root_of(scope), scope.episode_id)

@@ -79,7 +79,7 @@ class _Contents:
     copied_environments: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
-        """Yield notes for the operator, starting with those about missing files."""
+        """Yield notes for the operator. Notes about missing files come first."""
         sentences = {
             "these submodules are not in the worktree because their commits are not on this host. Run git submodule "
             "update --init in the workspace": self.missing_submodules,
@@ -112,10 +112,10 @@ def make_worktree(
     timeout: timedelta,
     inherit: tuple[int, ...],
 ) -> Worktree:
-    """Create a git worktree at `root` with the last commit's files, and register it in the user's repository.
+    """Create a git worktree at `root` from the last commit, and register it in the user's repository.
 
-    Submodules and Git LFS files come from the local objects; no filter program runs. Small ignored files are copied
-    from the workspace. The record is written last, so a worktree with a record is complete.
+    Submodules and Git LFS files come from local objects. No filter program is run. Small ignored files
+    are copied from the workspace. The record is written last, so a worktree with a record is complete.
 
     Raises:
         GitError: git failed.
@@ -171,9 +171,10 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Mount packages in a worktree, by their paths within it, instead of the workspace's packages. Idempotent.
+    """Mount packages in a worktree, replacing those of the workspace. Idempotent.
 
-    Copies of the workspace's packages stay, because the worktree owns them.
+    `sources` maps paths in the worktree to packages. Copied packages are kept, because the worktree owns
+    them.
     """
     for path, source in sources.items():
         _make_mount_point(root / path, str(source))
@@ -214,7 +215,7 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
 
 
 def _registration(workspace: UserRepository, root: Path) -> Path:
-    """Return the folder that registers a worktree. It has the worktree's name unless another folder has that name."""
+    """Return the folder that registers a worktree. Its name differs if another folder has the worktree's name."""
     check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
@@ -233,7 +234,7 @@ def _registration(workspace: UserRepository, root: Path) -> Path:
 def _add_commit_contents(
     source: UserRepository, git: Git, commit: str, root: Path, contents: _Contents, timeout: timedelta, depth: int
 ) -> None:
-    """Add what `read-tree` leaves out of a commit: Git LFS files and submodules."""
+    """Add the contents that `read-tree` leaves out: Git LFS files and submodules."""
     entries = [line.partition(b"\t") for line in split_z(git.run("ls-tree", "-r", "-z", commit))]
     paths = [path for fields, _, path in entries if not fields.startswith(b"160000")]
     top = Path(git.variables["GIT_WORK_TREE"])
@@ -271,7 +272,10 @@ def large_file_store(repository: UserRepository) -> Path:
 
 
 def _add_large_file(source: UserRepository, path: Path) -> bool:
-    """Replace a Git LFS pointer with its content, if this host has it. Return False if the file is not a pointer."""
+    """Replace a Git LFS pointer with the content, if this host has the content.
+
+    Return False if the file is not a pointer.
+    """
     pointer = _pointer_at(path)
     if pointer is None:
         return False
@@ -296,7 +300,7 @@ def _add_large_file(source: UserRepository, path: Path) -> bool:
 
 
 def _add_submodule(source: Path, root: Path, commit: str, contents: _Contents, timeout: timedelta, depth: int) -> bool:
-    """Write a submodule's files without its git folder, as in snapshots. Return False if that failed."""
+    """Write the files of a submodule, but not its git folder, as in snapshots. Return False if this failed."""
     try:
         repository = UserRepository(source)
         with user_git(repository, timeout=timeout) as git, tempfile.TemporaryDirectory() as folder:
@@ -320,7 +324,7 @@ def _add_ignored_files(
     contents: _Contents,
     timeout: timedelta,
 ) -> None:
-    """Copy the small ignored files that are wanted, and find the environments to mount."""
+    """Copy small ignored files that are wanted, and find the environments to mount."""
     ignored: list[str] = []
     Walk(coverage, None, seconds=timeout.total_seconds(), ignored=ignored.append).run(str(workspace), None)
     include = _read_rules(workspace / INCLUDE_FILE) + b"\n" + "\n".join(settings.include).encode()
@@ -344,7 +348,7 @@ def _add_ignored_files(
 
 
 def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> None:
-    """Copy environments that fit within the limit, instead of mounting them."""
+    """Copy environments that fit within the limit instead of mounting them."""
     free_bytes = limit_bytes
     for path, source in tuple(contents.environments):
         size = sum(entry.lstat().st_size for entry in Path(source).rglob("*"))
@@ -356,7 +360,7 @@ def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> Non
 
 
 def _read_rules(path: Path) -> bytes:
-    """Read the ignore patterns in a file. If it is missing or too large, return none."""
+    """Read the ignore patterns in a file. Return nothing if the file is missing or too large."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -369,9 +373,9 @@ def _read_rules(path: Path) -> bytes:
 def _find_files(
     workspace: Path, ignored: Iterable[str], wanted: RuleList, contents: _Contents
 ) -> Iterator[tuple[str, bool]]:
-    """Yield ignored files and folders, each with a flag that tells whether it should be copied.
+    """Yield ignored files and folders. The flag is True if the path should be copied.
 
-    A folder that contains no wanted files is yielded as a whole.
+    A folder without wanted files is yielded as a whole.
     """
     budget = iter(range(LISTED_ENTRIES))
     for path in sorted(ignored):
@@ -393,7 +397,7 @@ def _find_files(
 def _look_into(
     workspace: Path, top: str, wanted: RuleList, contents: _Contents, budget: Iterator[int]
 ) -> Iterator[str]:
-    """Yield the wanted files in an ignored folder, and collect the environments in it."""
+    """Yield the wanted files in an ignored folder, and collect the environments in this folder."""
     waiting = [(top, _matches(wanted, top, folder=True))]
     while waiting:
         folder, whole = waiting.pop()
@@ -414,7 +418,10 @@ def _matches(wanted: RuleList, path: str, *, folder: bool) -> bool:
 
 
 def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
-    """Copy a regular file, readable only by its owner. Return the file's size, or None if it was not copied."""
+    """Copy a regular file so that only the owner can read the copy.
+
+    Return the size of the file, or None if it was not copied.
+    """
     try:
         # Not followed: an agent could have left a link to any file of the host.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -436,11 +443,11 @@ def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
 def _make_private_git(
     workspace: UserRepository, registration: Path, data: Path, contents: _Contents, timeout: timedelta, *, only: str
 ) -> tuple[tuple[str, str], ...]:
-    """Create the git folder that commands in the worktree use. Return the mounts of the user's objects.
+    """Create the git folder that commands in the worktree use. Return the mounts for the user's objects.
 
-    The folder has the workspace's branches and tags, and commits made in it stay there. If `only` is a commit, the
-    folder contains only this commit's history, and nothing is mounted, because commands could find objects without a
-    ref in the user's object folders.
+    The folder has the workspace's branches and tags. Commits made in the worktree stay in this folder. If
+    `only` is a commit, the folder contains only the history of this commit. In this case, nothing is
+    mounted, because commands could find unreferenced objects in the user's object folders.
     """
     folder = private_folder(private_folder(data) / "git")
     (data / "link").write_text(f"gitdir: {GIT_INSIDE}\n")
@@ -479,7 +486,7 @@ def _make_private_git(
 
 
 def _large_file_config() -> str:
-    """Return the settings that let git-lfs recognise unchanged files. Only sandboxed commands use them."""
+    """Return the settings that git-lfs needs to recognise unchanged files. Only sandboxed commands use them."""
     if find_trusted_program("git-lfs") is None:
         return ""
     return (
@@ -489,7 +496,7 @@ def _large_file_config() -> str:
 
 
 def _object_stores(objects: Path, depth: int) -> Iterator[Path]:
-    """Yield a repository's object folder, and then the folders from which it borrows objects."""
+    """Yield a repository's object folder, followed by the folders from which it borrows objects."""
     yield objects.resolve()
     lines = read_pointer(objects / "info/alternates").splitlines() if depth > 0 else ()
     for line in lines:

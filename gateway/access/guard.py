@@ -38,7 +38,7 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """One server's sign-in links and session cookies."""
+    """Sign-in links and session cookies of one server."""
 
     secret: str = field(repr=False)
     site: Site
@@ -53,7 +53,7 @@ class Sessions:
     """Time at which each link was first used."""
 
     def redeem(self, link: str) -> bool:
-        """Mark a sign-in link as used and return whether it was valid. Links older than this process are refused."""
+        """Return whether a sign-in link is valid, and mark it as used. Links older than this process are invalid."""
         issued_ms, now = ticket_time(self.secret, self.purpose, link), self.clock()
         # Used links are kept in memory only, so the previous process may have consumed an older one.
         if issued_ms is None or issued_ms < max(self.opened_ms, now - self.link_seconds * 1_000):
@@ -84,7 +84,7 @@ class Sessions:
         return f"{cookie_name(self.site.host)}=; Path=/; Max-Age=0; HttpOnly"
 
     def subject_of(self, cookies: str, host: str) -> str | None:
-        """Return the subject of the session in a Cookie header. Return None if there is no valid session."""
+        """Return the subject of the session in a Cookie header, or None if there is no valid session."""
         try:
             morsel = SimpleCookie(cookies).get(cookie_name(self.site.host))
         except CookieError:
@@ -98,7 +98,7 @@ class Sessions:
 
 
 class Account(NamedTuple):
-    """A person, with the subject that a session stores."""
+    """Person, with the subject that is stored in a session."""
 
     subject: str
     person: Person
@@ -108,11 +108,11 @@ class Accounts(Protocol):
     """Looks up people by token or session."""
 
     async def by_token(self, token: str) -> Account | None:
-        """Return the account that a token belongs to, or None if the token is unknown or expired."""
+        """Return the account of a token, or None if the token is unknown or has expired."""
         ...
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return the account of the person who opened a session, or None if their access was revoked."""
+        """Return the person who opened a session, or None if the person's access was revoked."""
         ...
 
 
@@ -180,7 +180,7 @@ class Guard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, and then pass it on or refuse it."""
+        """Check a request, then pass it on or refuse it."""
         if scope["type"] != "http":
             # Drop WebSockets: pages of other sites could open them with the session cookie, and no server has any.
             if scope["type"] == "lifespan":
@@ -209,7 +209,7 @@ class Guard:
             logger.error("the gateway failed with %s while handling %s", type(error).__name__, request.url.path[:40])
 
     async def _answer(self, request: Request) -> Response | None:
-        """Return the guard's own response, or None to pass the request on.
+        """Return the guard's own response, or None if the request should be passed on.
 
         Raises:
             RefusedError: the request is refused.
@@ -241,7 +241,7 @@ class Guard:
         return None
 
     async def _sign_in(self, request: Request) -> Response | None:
-        """Return the response to a sign-in link, the sign-in form or a sign-out. Return None for other requests."""
+        """Return the response to a sign-in link, a sign-in form or a sign-out. Return None for other requests."""
         sign_in_path, path = self._access.sign_in.path, request.url.path
         if request.method == "POST" and sign_in_path and path == SIGN_OUT:
             return RedirectResponse(sign_in_path, HTTPStatus.SEE_OTHER, {"Set-Cookie": self._access.sessions.no_cookie})
@@ -261,9 +261,9 @@ class Guard:
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
 
     async def _person(self, request: Request) -> Person | None:
-        """Return the person whom the bearer token identifies or, without a token, the session cookie.
+        """Return the person that the bearer token identifies. Without a token, use the session cookie.
 
-        Return None if neither is valid.
+        Return None if the token or the cookie is not valid.
         """
         authorization = request.headers.get("authorization", "")
         # A wrong token does not fall back to the cookie: a program must notice that its token has expired.
@@ -317,7 +317,7 @@ class Guard:
 
 
 def sign_in_page(texts: SignIn, note: str, status: HTTPStatus) -> Response:
-    """Return the sign-in page, whose form is sent to the requested path."""
+    """Return the sign-in page. Its form is sent to the requested path."""
     escaped = {name: html.escape(text) for name, text in {**texts._asdict(), "note": note}.items()}
     return HTMLResponse(_PAGE.substitute(escaped), status, {"Content-Security-Policy": _PAGE_POLICY})
 
@@ -340,7 +340,7 @@ class _CachedToken(NamedTuple):
 
 
 class People:
-    """This host's owner, and people with tokens."""
+    """Owner of this host, and people with tokens."""
 
     def __init__(self, tokens: Tokens, owner: str) -> None:
         """Store the tokens and the owner.

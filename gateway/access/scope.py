@@ -50,7 +50,7 @@ class Services:
 
 
 class WorkflowRef(NamedTuple):
-    """A workflow that is visible to a person."""
+    """Workflow that is visible to a person."""
 
     id: str
     kind: str
@@ -68,7 +68,7 @@ class Scope:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, limited to the person's projects."""
+        """Ledger, limited to the person's projects."""
         whole = self.services.ledger
         return whole.limit_to(self.person.projects) if self.person.projects else whole
 
@@ -95,8 +95,8 @@ class Scope:
         Args:
             workflow_id: the workflow's id.
             kinds: `EPISODES` or `PLANS`.
-            now: check that the workflow's newest run is in the same project. This is required before querying Temporal
-                about it.
+            now: check that the workflow's newest run is in the same project. This check is required before
+                Temporal is queried about the workflow.
 
         Raises:
             EpisodeNotFoundError: the workflow does not exist or is not visible to this person.
@@ -137,7 +137,7 @@ class Scope:
     def queues_of(self, project: ProjectLine) -> Queues:
         """Return the queues for work in a project.
 
-        These are its host's queues, because another host may have the same path.
+        These are the queues of the project's host, because another host may have the same path.
         """
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
@@ -164,14 +164,16 @@ async def perform(
     kinds: tuple[str, ...] = (),
     message_id: str = "",
 ) -> str:
-    """Send a message to a run as the calling person. Return the run's reply or, for a signal, the operation's own text.
+    """Send a message to a run on behalf of the calling person.
+
+    Return the run's reply. For a signal, return the operation's own text.
 
     Args:
         scope: the caller's scope.
         operation: operation that changes a run and has a client method.
         workflow_id: the run's id.
         arguments: arguments for the client method.
-        kinds: kinds to allow, if fewer than the operation allows.
+        kinds: kinds to allow. By default, all kinds that the operation allows.
         message_id: id of the message. Messages with the same id are delivered only once.
 
     Raises:
@@ -207,7 +209,7 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
 
 
 async def refused_by_state(scope: Scope, operation: Operation, workflow: WorkflowRef, work: Awaitable[Any]) -> Any:
-    """Await a command to a run. If the run's state caused its failure, name the operations that are possible instead.
+    """Await a command to a run. If the run's state does not allow it, name the possible operations.
 
     Raises:
         WrongStateError: the run's state does not allow the operation.
@@ -239,7 +241,7 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Workflo
 
 
 async def _require_role(scope: Scope, workflow: WorkflowRef, question: str) -> None:
-    """Check that the person has the roles that the questions to be answered require."""
+    """Check that the person has the roles that are required to answer the questions."""
     for open_question in (await scope.client.status(workflow.id)).questions:
         if not question or question in (open_question.id, open_question.step, open_question.window):
             scope.require(open_question.required_role)
@@ -269,7 +271,7 @@ def require_all_projects(scope: Scope, what: str) -> None:
 
     Args:
         scope: the request's scope.
-        what: action that requires this, phrased as the end of a sentence.
+        what: action that requires this check, phrased as the end of a sentence.
 
     Raises:
         RefusedError: the token is limited to certain projects.
@@ -283,11 +285,12 @@ def require_all_projects(scope: Scope, what: str) -> None:
 async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
     """Check that the person may choose an id, and that no workflow of another kind has used it.
 
-    A token that is limited to certain projects may not choose ids, because this would reveal ids of other projects.
+    A token that is limited to certain projects may not choose ids, because this would reveal ids of other
+    projects.
 
     Raises:
         InvalidRequestError: the person may not choose an id, or `replace` is used without an id.
-        IdTakenError: a workflow of another kind uses the id, or used it according to the ledger.
+        IdTakenError: a workflow of another kind uses or has used the id.
     """
     if replace and new_id is None:
         raise InvalidRequestError("replace requires the id of a closed episode or plan: ?id=...&replace=true")
@@ -310,7 +313,7 @@ async def workspace_of(scope: Scope, workflow: WorkflowRef) -> str:
 
 
 async def details_of(scope: Scope, workflow: WorkflowRef, kind: type[M], *, is_fresh: bool) -> dict[str, Any]:
-    """Return a workflow's ledger row, with the workflow's full status as `details`.
+    """Return a workflow's ledger row. The row's `details` contain the workflow's full status.
 
     Args:
         scope: the request's scope.
@@ -330,12 +333,13 @@ async def details_of(scope: Scope, workflow: WorkflowRef, kind: type[M], *, is_f
 
 
 async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) -> WorkflowPage:
-    """Return the newest workflows from Temporal, including those that no worker has opened yet.
+    """Return the newest workflows from Temporal, including workflows that no worker has opened yet.
 
     Args:
         scope: the request's scope.
         workflow_filter: filter that selects a single kind.
-        limit: limit for Temporal's list, which applies before rows of other projects and parents are removed.
+        limit: maximum number of workflows to list. Rows of other projects and parents are removed
+            afterwards.
 
     Raises:
         InvalidRequestError: the status is unknown.

@@ -78,7 +78,7 @@ class BodyLimiter:
 
 
 class _RemainingBody:
-    """Number of bytes that one body may still contain."""
+    """Number of bytes that a request body may still contain."""
 
     def __init__(self, announced: str, bound: int) -> None:
         """Raise an error if the announced length exceeds the limit."""
@@ -104,7 +104,7 @@ _USUAL_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One server's addresses, and the origins of other sites that may use part of the server."""
+    """Addresses of a server, and the origins of other sites that may access shared paths."""
 
     page: str
     """Origin that people use to open the server. Browsers treat `localhost` and `127.0.0.1` as different origins."""
@@ -120,7 +120,7 @@ class Site:
 
     @property
     def host(self) -> str:
-        """The Host header that browsers send."""
+        """Host header that browsers send."""
         return self.page.partition("://")[2]
 
     def names(self, host: str) -> bool:
@@ -128,7 +128,7 @@ class Site:
         return self.hosts is None or host.lower() in self.hosts
 
     def cors(self, request: Request) -> dict[str, str]:
-        """Return CORS headers if an allowed origin requests a shared path. Empty otherwise."""
+        """Return the CORS headers if an allowed origin requests a shared path. Otherwise, return no headers."""
         origin = request.headers.get("origin", "")
         if origin.lower() not in self.origins or not request.url.path.startswith(self.shared):
             return {}
@@ -176,13 +176,13 @@ def host_of(request: Request) -> str:
 
 
 def is_page(request: Request) -> bool:
-    """Return whether a browser is opening a page in a tab rather than a frame."""
+    """Return whether a browser is opening a page in a tab instead of a frame."""
     destination = request.headers.get("sec-fetch-dest", "")
     return destination == "document" or (not destination and "text/html" in request.headers.get("accept", ""))
 
 
 def origin_of(url: str) -> str:
-    """Return a URL's origin the way browsers write it, without a default port."""
+    """Return the origin of a URL as browsers write it, without a default port."""
     parts = urlsplit(url.lower())
     port = "" if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"
@@ -192,9 +192,10 @@ BODY_TIMEOUT_TEXT = f"the request body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection with time limits for the request head and body, which uvicorn alone would wait for forever.
+    """HTTP connection with time limits for receiving the request head and body.
 
-    If there are too many connections, a new connection replaces the one that has waited longest for a complete head.
+    Without these limits, uvicorn would wait forever. If there are too many connections, a new connection
+    replaces the one that has waited longest for a complete head.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -245,7 +246,7 @@ class BoundedConnection(H11Protocol):
             self._await(None)
 
     def _await(self, awaited: tuple[object, object] | None) -> None:
-        """Start the time limit for the awaited data. More data of the same kind does not restart it."""
+        """Start the time limit for the awaited data. More data of the same kind does not restart the limit."""
         if awaited == self._awaited:
             return
         if self._timer is not None:
@@ -311,8 +312,8 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
     Args:
         app: application to serve.
-        connections: maximum number of connections. Above this, idle connections are closed and requests receive a 503
-            response.
+        connections: maximum number of connections. Above this number, idle connections are closed and
+            requests receive a 503 response.
     """
     connections = _with_files_for(connections)
     # Access logs would contain sign-in links, and tracebacks content; the guard logs failures instead.
@@ -328,7 +329,7 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
 
 def _with_files_for(connections: int) -> int:
-    """Raise this process's limit on open files, and return how many connections the new limit allows.
+    """Raise this process's limit on open files. Return the number of connections that the limit allows.
 
     The limit is usually 1 024, or 256 on macOS.
     """

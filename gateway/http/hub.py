@@ -42,7 +42,7 @@ class StreamFilter(NamedTuple):
     workflow: str = ""
 
     def has(self, line: EvidenceLine) -> bool:
-        """Return whether the stream should contain an event."""
+        """Return whether an event belongs in the stream."""
         is_seen = self.projects is None or line.project in self.projects
         return is_seen and self.project in ("", line.project) and self.workflow in ("", line.episode_id)
 
@@ -65,7 +65,7 @@ class _Reader:
         self._ready.set()
 
     async def take(self, seconds: float) -> bytes:
-        """Wait for buffered data and return it. The result is empty after a timeout."""
+        """Wait for buffered data and return it. Return empty bytes after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ready.wait()

@@ -111,7 +111,9 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def check_request(request: Request) -> None:
-    """Refuse bodies that are not JSON and unknown query parameters, which FastAPI would ignore.
+    """Reject requests with unknown query parameters or with a body that is not JSON.
+
+    FastAPI would ignore unknown query parameters.
 
     Raises:
         InvalidRequestError: a query parameter does not exist.
@@ -149,7 +151,7 @@ Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 def location_of(noun: str) -> Describe:
-    """Return a function that builds the response body with a new run's id and path."""
+    """Return a function that builds a response body with the id and path of a new run."""
 
     async def describe(new_id: str) -> dict[str, Any]:
         return {"id": new_id, "href": f"/api/{noun}/{new_id}"}
@@ -176,7 +178,7 @@ class IdempotentRequest:
         Args:
             prefix: prefix for the run's id, e.g. `episode-`.
             chosen_id: id that the client chose, if any.
-            start: starts the run, or finds the one that the same request started before the gateway died.
+            start: starts the run, or finds the run that this request started before the gateway died.
             describe: builds the response body from the id.
 
         Raises:
@@ -202,14 +204,14 @@ class IdempotentRequest:
 
     @property
     def message_id(self) -> str:
-        """Message id that makes a workflow accept the request only once, even after a crash.
+        """Id that makes a workflow accept this message only once, even after a crash.
 
         The id is empty if the request has no key.
         """
         return self._derive_id("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the response that `work` produces, or the stored response if the key was used before.
+        """Return the response of `work`. If the key was used before, return the stored response.
 
         Raises:
             KeyInUseError: the key belongs to another request, or to a request that is still running.
@@ -241,7 +243,7 @@ class IdempotentRequest:
         return Response(stored.body, stored.status, headers, "application/json")
 
     def _derive_id(self, prefix: str) -> str:
-        """Derive an id that is unique to this request and key. The id is empty if there is no key."""
+        """Derive an id that is unique to this request and key. Return "" if there is no key."""
         return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 
     @property

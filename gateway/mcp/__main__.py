@@ -25,7 +25,7 @@ from tightloop.settings import Settings
 def main() -> int:
     """Run the MCP server and return its exit code.
 
-    A tightloop error is printed as one sentence and gives exit code 1.
+    If there is a tightloop error, it is printed as one sentence and the exit code is 1.
     """
     set_up(logging.WARNING, content=False)
     parser = argparse.ArgumentParser(prog="tightloop mcp serve", description=__doc__)
@@ -55,9 +55,9 @@ def person_of(role: Role, episode: str, working_for: str) -> Person:
 
     Args:
         role: the requested role.
-        episode: the named episode. For an agent, this is the episode that it works on.
-        working_for: the episode that the parent process works on. If this is set, the caller is an agent regardless of
-            `role`.
+        episode: the named episode. An agent works on this episode.
+        working_for: the episode that the parent process works on. If it is set, the caller is an agent,
+            regardless of `role`.
     """
     user = os.environ.get("USER") or "operator"
     # An agent must not extend its rights by starting this server with another --role.

@@ -46,7 +46,7 @@ OUTCOMES = {
 
 
 class Report(Value):
-    """Report on a delivery, which answers the open question about the work."""
+    """Report on a delivery. It answers the open question about the work."""
 
     question: str
     option: str
@@ -54,17 +54,17 @@ class Report(Value):
 
     @property
     def is_long(self) -> bool:
-        """True if the delivery stores only the beginning of the text."""
+        """True if only the beginning of the text is stored with the delivery."""
         return len(self.text) > SUMMARY_CHARACTERS
 
 
 def awaited_work(status: EpisodeStatus) -> Question | None:
-    """Return the open question that a report on the work answers, or None if there is no such question."""
+    """Return the open question that a report on the work answers, or None."""
     return next((question for question in status.questions if question.kind is QuestionKind.WORK), None)
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
-    """Return whether a message is a report. With `before`, only accept a report on an earlier iteration than that."""
+    """Return whether a message is a report. With `before`, only accept reports on earlier iterations."""
     try:
         iteration = parse_plan_request(message).iteration
     except MessageError:
@@ -121,7 +121,7 @@ _PEER = struct.Struct("3i")
 
 
 async def serve_stdio(server: Server[Any]) -> None:
-    """Serve on standard output until standard input ends."""
+    """Serve over standard input and output until the input ends."""
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
@@ -163,7 +163,7 @@ async def _serve_lines(server: Server[Any], reader: asyncio.StreamReader, writer
 
 
 class Lines:
-    """Adapter from a socket to the text file interface that the SDK expects."""
+    """Adapter that gives a socket the text file interface that the SDK expects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -251,7 +251,7 @@ _NAMED = 5
 
 
 class Caller(NamedTuple):
-    """The person or agent who uses a connection, with the scope of their access."""
+    """Person or agent that uses a connection, with the scope of their access."""
 
     scope: Scope
     episode: str = ""
@@ -259,7 +259,7 @@ class Caller(NamedTuple):
 
     @property
     def is_agent(self) -> bool:
-        """True if the caller works on an episode and therefore must not make decisions about it."""
+        """True if the caller works on an episode. Such a caller must not make decisions about the episode."""
         return self.scope.person.role is Role.AGENT
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> WorkflowRef:
@@ -277,11 +277,11 @@ class Caller(NamedTuple):
             return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> WorkflowRef:
-        """Return the episode that the connection names or, if it names none, the only open episode that is visible.
+        """Return the episode that the connection names. If it names none, return the only visible open episode.
 
         Raises:
-            InvalidRequestError: the connection names a different episode than its token, or it names none and the
-                number of open episodes is not one.
+            InvalidRequestError: the connection names a different episode than its token. Or it names no
+                episode, and the number of open episodes is not one.
             EpisodeNotFoundError: the named episode is not visible.
         """
         bound = self.scope.person.episode
@@ -312,7 +312,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """Extend errors about an unknown id with the name of the tool that lists the ids."""
+    """Add the name of the tool that lists ids to errors about an unknown id."""
     try:
         yield
     except EpisodeNotFoundError:

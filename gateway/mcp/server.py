@@ -50,10 +50,10 @@ from tightloop.value import shorten
 
 
 class Tool:
-    """An operation's MCP tool. Its description consists of the operation's text and the docstring of its function."""
+    """MCP tool for an operation. It is described by the operation's text and its function's docstring."""
 
     def __init__(self, operation: Operation) -> None:
-        """Derive the arguments from the function's signature. Without a function, use the operation's request model."""
+        """Derive the arguments from the function's signature. Without a function, use the request model."""
         self.name, self._operation = operation.mcp, operation
         self.needs = Role.AGENT if self.name in FOR_AGENTS else Role(operation.role)
         self._run = TOOLS.get(self.name) or self._send
@@ -76,7 +76,7 @@ class Tool:
 
     @cached_property
     def shown(self) -> Shown:
-        """The tool definition that clients receive."""
+        """Tool definition that clients receive."""
         reads = self._operation.effect == READS
         more = inspect.getdoc(self._run) if self.name in TOOLS else ""
         is_model = isinstance(self._returns, type) and issubclass(self._returns, BaseModel)
@@ -96,7 +96,7 @@ class Tool:
         return Ack(ack=await caller.perform(self._operation, id, arguments))
 
     async def call(self, caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Check the role and the arguments, and then run the tool.
+        """Check the role and the arguments, then run the tool.
 
         Raises:
             RefusedError: the role is not sufficient.
@@ -124,7 +124,7 @@ _URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
 
 
 class Part(NamedTuple):
-    """A kind of resource that every episode has."""
+    """Kind of resource that every episode has."""
 
     name: str
     description: str
@@ -212,8 +212,8 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
     """Build the MCP server with all tools and resources.
 
     Args:
-        caller_of: returns a message's caller based on the transport's context.
-        version: version that is shown to clients.
+        caller_of: returns the caller of a message, based on the transport's context.
+        version: version to show to clients.
     """
     tools = {tool.name: tool for tool in ALL_TOOLS}
 

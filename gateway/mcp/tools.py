@@ -101,7 +101,7 @@ class Started(Value):
 
 
 class Lines(Value):
-    """Episodes and plans, with the most recently started first."""
+    """Episodes and plans, most recently started first."""
 
     items: tuple[dict[str, Any], ...]
 
@@ -333,7 +333,10 @@ async def _status_of(caller: Caller, episode: WorkflowRef) -> EpisodeStatus:
 
 
 async def _keep(caller: Caller, episode: WorkflowRef, message: str) -> str:
-    """Store a message that does not answer a question as a note, and return the reply. A report is never rejected."""
+    """Store a message as a note if it does not answer a question, and return the reply.
+
+    A report is never rejected.
+    """
     try:
         # An agent must not end a pause that a person requested.
         noted = await _note(caller, episode, message, resumes=not caller.is_agent)

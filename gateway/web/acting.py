@@ -33,7 +33,7 @@ CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKin
 
 
 class ActionContext(NamedTuple):
-    """The person and the submitted form."""
+    """Person who submitted a form, and the form's fields."""
 
     scope: Scope
     target: str
@@ -46,15 +46,15 @@ class ActionContext(NamedTuple):
         return self.scope.client
 
     def text(self, name: str) -> str:
-        """Return a form field. Empty if it was not sent."""
+        """Return a form field, or "" if the field was not sent."""
         return self.form.get(name, "").strip()
 
     def line(self) -> WorkflowLine:
-        """Return the workflow that the path names, if it is visible to the person."""
+        """Return the workflow named in the path, if it is visible to the person."""
         return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
-        """Return the workflow that the path names. The person must have the operator role."""
+        """Return the workflow named in the path. The person must have the operator role."""
         self.scope.require(Role.OPERATOR)
         return self.line()
 
@@ -112,7 +112,7 @@ def describe_answer(actor: ActionContext) -> Intent:
 
 
 def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
-    """Return a function that fills the run's title and the form's checkpoint into `sentence`."""
+    """Return a function that inserts the run's title and the form's checkpoint into `sentence`."""
 
     def describe(actor: ActionContext) -> Intent:
         line = actor.line_to_steer()
@@ -157,7 +157,7 @@ def describe_plan(actor: ActionContext) -> Intent:
 
 
 async def plan(actor: ActionContext) -> ActionResult:
-    """Inspect a project and split the work into tasks, without starting them."""
+    """Inspect a project and split the work into tasks. The tasks are not started."""
     actor.scope.require(Role.OPERATOR)
     project = actor.scope.ledger.project(actor.target)
     plan_id = await actor.client.plan_project(_loop_request(project.workspace, actor))
@@ -212,7 +212,7 @@ def _loop_request(workspace: str, actor: ActionContext) -> LoopRequest:
 
 
 async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLine | None:
-    """Wait until the ledger contains a new run. Return None if this takes longer than about 5 s."""
+    """Wait up to about 5 s until the ledger contains a new run. Return None if it does not appear."""
     for _ in range(RECORD_LOOKS):
         try:
             return await run_in_threadpool(actor.scope.ledger.workflow, workflow_id)

@@ -72,7 +72,7 @@ class Templates:
     def __init__(self, ui_url: str, namespace: str) -> None:
         """Load the templates.
 
-        `ui_url` is the address of Temporal's Web UI. Empty if there is none.
+        `ui_url` is the address of Temporal's Web UI, or empty if there is none.
         """
         self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
         self._environment = Environment(
@@ -107,10 +107,11 @@ class Templates:
         Args:
             screen: template and content.
             view: the current person's view.
-            flash: flash message in hex. After decoding, it starts with `!` if the action was refused.
-            last_event: last event before the content was read. The live stream starts there. None starts it with new
-                events.
-            part: render only the title and `main`, which are the same for all people with the same role and projects.
+            flash: flash message in hex. The decoded message starts with `!` if the action was refused.
+            last_event: last event before the content was read. The live stream starts after this event. If
+                None, it starts with new events.
+            part: render only the title and `main`, which are the same for all people with the same role and
+                projects.
         """
         inbox = view.inbox
         sentence = _decode_flash(flash)
@@ -141,7 +142,7 @@ class Templates:
 def _replace_directions(value: object) -> object:
     """Replace the bidirectional control characters in a template value.
 
-    They can make text look different from its actual content. See https://trojansource.codes.
+    These characters can make text look different from its actual content. See https://trojansource.codes.
     """
     return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
@@ -152,7 +153,7 @@ def path_of(workflow_id: str) -> str:
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Group consecutive rows that are all unchanged or all changed, and yield each group."""
+    """Yield groups of consecutive rows that are either all unchanged or all changed."""
     for _, group in groupby(rows, key=lambda row: row.kind == "same"):
         yield list(group)
 
@@ -217,9 +218,9 @@ def web_app(services: Services) -> Starlette:
         return answer
 
     async def current(view: View, request: Request) -> RunStatus | None:
-        """Ask an open run for its status. Return None if the run does not answer at once.
+        """Query the status of an open run. Return None if the run does not answer at once.
 
-        The ledger has the state of the last event, which may be minutes old during a long check.
+        The ledger contains the state at the last event. During a long check, this can be minutes old.
         """
         line = await run_in_threadpool(view.ledger.workflow, request.path_params["id"])
         if line.closed is not None:
@@ -235,7 +236,7 @@ def web_app(services: Services) -> Starlette:
         return await read(lambda look, _: pages.workers(look, topology))(request)
 
     async def part(page: Page, view: View, request: Request) -> bytes:
-        """Return an open page's current content. The page requests it after an event."""
+        """Return the current content of an open page. The page requests this after an event."""
         last_event, projects = _number(request.headers[SEEN]), frozenset(view.person.projects)
         shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.shared))
         # All pages of these people show the same inbox and names, so one read serves them all.
@@ -263,7 +264,10 @@ def web_app(services: Services) -> Starlette:
 def _endpoint(
     action: acting.Action, services: Services, templates: Templates
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler for a form. It asks for confirmation first, and runs the action once `confirmed` is set."""
+    """Return the handler for a form.
+
+    The handler asks for confirmation, and runs the action once `confirmed` is set.
+    """
 
     async def answer(request: Request) -> Response:
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
@@ -298,14 +302,17 @@ def _number(text: str) -> int:
 
 
 def _clear_flash(response: Response, flash: str) -> Response:
-    """Delete the cookie with the flash message that the page has just shown."""
+    """Delete the cookie with the flash message that the page has shown."""
     if flash:
         response.delete_cookie(FLASH, path="/")
     return response
 
 
 def _set_flash(response: Response, flash: str) -> None:
-    """Store the flash message in a cookie. In the query, any link could make the page display its own text."""
+    """Store the flash message in a cookie.
+
+    If the message were in the query, any link could make the page display arbitrary text.
+    """
     # As hex, because a cookie value may hold few characters besides letters and digits.
     value = flash[:FLASH_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(FLASH, value, max_age=FLASH_SECONDS, path="/", httponly=True, samesite="lax")

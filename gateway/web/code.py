@@ -24,7 +24,7 @@ SHOWN_LINES = 20_000
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line on one side of a diff."""
+    """Line on one side of a diff."""
 
     number: int | None = None
     """Line number. None if this side has no such line."""
@@ -33,7 +33,7 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a side-by-side diff."""
+    """Row of a side-by-side diff."""
 
     old: CodeLine
     new: CodeLine

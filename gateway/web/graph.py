@@ -15,7 +15,7 @@ LABEL_CHARACTERS = 22
 
 @dataclass(frozen=True)
 class Node:
-    """A step's box. `x` and `y` are its upper left corner in SVG units."""
+    """Box of a step. `x` and `y` are its upper left corner in SVG units."""
 
     id: str
     label: str
@@ -38,8 +38,8 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
     """Return the layout of a plan's steps.
 
     Args:
-        needs: each step's dependencies, in plan order. Unknown names are ignored. Valid plans have no cycles. If there
-            is one, it is cut at the edge that closes it.
+        needs: each step's dependencies, in plan order. Unknown names are ignored. Valid plans have no
+            cycles. A cycle is cut at the edge that closes it.
     """
     dependencies = {
         step: [dependency for dependency in before if dependency in needs and dependency != step]
@@ -65,7 +65,7 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the length of the longest path to each step. This is iterative because plans may be deep."""
+    """Return the length of the longest path to each step. Not recursive, because plans may be deep."""
     layers: dict[str, int] = {}
     for first in needs:
         # A dict as an ordered set: the order is the path, and the look-up finds cycles.

@@ -28,7 +28,7 @@ LINES = (("median", "median"), ("p90", "p90"))
 
 @dataclass(frozen=True)
 class Tick:
-    """A tick on the value axis."""
+    """Tick on the value axis."""
 
     y: float
     label: str
@@ -36,7 +36,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """A column or a point, with its label."""
+    """Column or point, with its label."""
 
     x: float
     y: float
@@ -46,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """A data series: its marks, and polylines through consecutive marks."""
+    """Data series with its marks and the polylines through consecutive marks."""
 
     name: str
     marks: tuple[Mark, ...]
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of one figure over the periods in a range."""
+    """Plot of one figure over the periods in a range."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Format a period as its day or, if the range is shorter than two days, as its day and time."""
+    """Format a period as its day. If the range is shorter than two days, also show the time."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 
@@ -135,7 +135,7 @@ def _largest(name: str, periods: Iterable[Period]) -> float:
 
 
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
-    """Choose the top value of an axis and its ticks, which are at round values."""
+    """Choose the top value and the ticks of an axis. All ticks are at round values."""
     step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
     # A rounding error must not add an empty step above the largest value.
     top = step * max(math.ceil(largest / step - 1e-9), 1)

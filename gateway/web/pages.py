@@ -52,7 +52,7 @@ class Screen:
 
 
 class SharedContent:
-    """Ledger content that is shown on every page. People who see the same projects share it."""
+    """Ledger content that is shown on every page. Shared by people who see the same projects."""
 
     def __init__(self, ledger: Ledger) -> None:
         """Read from a ledger that is limited to the visible projects."""
@@ -101,7 +101,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class Badge(NamedTuple):
-    """A state on a page. It can be recognized without its colour."""
+    """State shown on a page. It can be recognized without its colour."""
 
     word: str
     glyph: str
@@ -142,7 +142,10 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 
 
 def title_of(line: WorkflowLine) -> str:
-    """Return the title of an episode or plan: its goal, a substitute for a loop without a goal, or its id."""
+    """Return the title of an episode or plan.
+
+    This is its goal, a substitute for a loop without a goal, or its id.
+    """
     return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
@@ -232,7 +235,10 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
 
 
 def _spent(line: WorkflowLine, tokens: int) -> str:
-    """Format a run's cost and tokens. They are shown as lower bounds if some model calls did not report theirs."""
+    """Format a run's cost and tokens.
+
+    They are shown as lower bounds if some model calls did not report their usage.
+    """
     cost = money(line.cost_usd)
     parts = (
         f"at least {cost}" if cost and not line.cost_known else cost,
@@ -242,7 +248,10 @@ def _spent(line: WorkflowLine, tokens: int) -> str:
 
 
 def _checks(store: Store, status: EpisodeStatus, name: str) -> dict[str, Any]:
-    """Return the latest check results, with the complete output of one check as stored on the workspace's host."""
+    """Return the latest check results and the complete output of one check.
+
+    The output is stored on the workspace's host.
+    """
     content: dict[str, Any] = {"results": (), "shown": None, "output": "", "missing": "No check has run yet."}
     if status.check_report is None:
         return content
@@ -355,7 +364,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
 
 
 class DispatchPreview(NamedTuple):
-    """Content of the confirmation for a dispatch."""
+    """Content of the confirmation page for a dispatch."""
 
     runs: int
     checks: tuple[str, ...]
@@ -455,7 +464,7 @@ def project(view: View, request: Request) -> Screen:
 
 
 def _up_to_date(line: WorkflowLine, status: RunStatus | None) -> WorkflowLine:
-    """Update an open run's ledger row with the figures from its status, if a status is given."""
+    """Update an open run's ledger row with the figures from its status, if there is one."""
     if status is None or line.closed is not None:
         return line
     figures: dict[str, Any] = {"details": status.model_dump(mode="json")}

@@ -42,7 +42,7 @@ _COMMON, _ABOUT_CHECKS = frozenset(_DATA["common"]), frozenset(_DATA["about_chec
 
 
 class TriedCheck(Value):
-    """Result of the trial run of a found check, in a throwaway checkout of the original tree."""
+    """Result of running a check once in a temporary checkout of the original tree."""
 
     check: FoundCheck
     passed: bool = False
@@ -59,7 +59,7 @@ class TriedCheck(Value):
 
 
 class ChosenChecks(Value):
-    """Checks chosen from a project's files as its definition of done, with an explanation of the choice."""
+    """Checks chosen as the definition of done, with an explanation of the choice."""
 
     checks: tuple[Check, ...] = ()
     sentences: tuple[str, ...] = ()
@@ -67,7 +67,9 @@ class ChosenChecks(Value):
 
 
 def unusable(command: str, exit_code: int | None, output: str, changed: Iterable[str], failed: tuple[str, ...]) -> str:
-    """Return the reason why a check that ran cannot be used to decide whether work is done, or "" if it can.
+    """Return the reason why a check cannot be part of the definition of done.
+
+    Return "" if the check is usable.
 
     Args:
         command: command of the check.
@@ -106,12 +108,13 @@ def _missing(match: re.Match[str]) -> str:
 
 
 def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
-    """Return the failed tests that the goal refers to, or None if it refers to the check as a whole.
+    """Return the failed tests that the goal refers to, or None if it refers to the whole check.
 
-    The goal refers to a test that uses code named in the goal. If no failed test is known to use such code, the goal
-    refers to a test if it shares a word with the test's name or file; tests in the same file are selected together. The
-    goal refers to the whole check if it contains a word of the check's name, such as `tests` or `lint`, or if it names
-    nothing specific ("fix the bug").
+    If the goal names code, these are the tests that use the code. If no such test is known, these are the
+    tests whose name or file shares a word with the goal. Tests in the same file are selected together.
+
+    The goal refers to the whole check if it mentions the check by name, such as `tests` or `lint`. The
+    same is true if it names nothing specific ("fix the bug").
     """
     words = words_of(goal)
     if not words:
@@ -133,12 +136,12 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words in a text that can identify a subject, dropping generic ones such as `fix`."""
+    """Return the words in a text that can identify a subject. Generic words such as `fix` are dropped."""
     return frozenset(singular(word) for word in {word.lower() for word in _WORD.findall(text)} - _COMMON)
 
 
 def singular(word: str) -> str:
-    """Strip the plural "s" from a word, so that "fee" and "fees" count as the same subject."""
+    """Strip the plural "s" from a word, so that "fee" and "fees" are treated as the same word."""
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
@@ -148,17 +151,21 @@ def _shares_stem(left: frozenset[str], right: frozenset[str]) -> bool:
 
 
 def is_decisive(trial: TriedCheck) -> bool:
-    """Return whether a check can detect that work made things worse: it passes, or it names the tests that fail."""
+    """Return whether a check can detect a regression.
+
+    A check can do so if it passes, or if it reports the names of its failing tests.
+    """
     return not trial.not_used and (trial.passed or bool(trial.failed_tests))
 
 
 def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
-    """Return the definition of done for a goal.
+    """Choose the checks that define when a goal is done.
 
-    A check that passes must keep passing. A failing check must pass in the end if the goal refers to it. Otherwise it
-    must not get worse: no test that passed may fail. A failing check that does not name its failed tests is left out,
-    because its exit status could not show a change, unless it runs the project's only tests: then it must pass in the
-    end.
+    A passing check must keep passing. A failing check must pass in the end if the goal refers to it. Any
+    other failing check must not get worse, so a test that passes now must not fail later.
+
+    A failing check that does not name its failed tests is left out, because its exit status cannot show a
+    regression. If the check runs the project's only tests, it is kept and must pass in the end.
     """
     tried = tuple(tried)
     has_tests = any(is_decisive(trial) and trial.check.kind is CheckKind.TESTS for trial in tried)
@@ -188,7 +195,7 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 
 
 def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
-    """Describe a check's state for people, and return the failures that it may keep.
+    """Return a check's state as text, and the failures that the check may keep.
 
     The failures are None if the check is left out.
     """
@@ -210,7 +217,10 @@ def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None
 
 
 def no_checks_message(sentences: Iterable[str]) -> str:
-    """Return the error for a project without a usable check. `sentences` explain why the checks found are not used."""
+    """Return the error message for a project without usable checks.
+
+    `sentences` explain why the checks that were found cannot be used.
+    """
     return " ".join(("none of the project's checks can run here. Specify one: --done 'pytest -q'.", *sentences))
 
 
@@ -248,12 +258,12 @@ class Block(NamedTuple):
 
 
 def is_test(path: str) -> bool:
-    """Return whether a file is a test or test data, judging by its name."""
+    """Return whether a file is a test or test data, based on its name."""
     return Guards().kind_of(path, FileChange.MODIFIED) in (FileKind.TEST, FileKind.TEST_DATA)
 
 
 def blocks_of(path: str, text: str) -> Iterator[Block]:
-    """Yield the definitions in a file, each with all lines indented below it."""
+    """Yield the definitions in a file, including all lines indented below them."""
     starts = [
         (match.start(), len(match["indent"].expandtabs(4)), next(filter(None, match.groups()[1:]), ""))
         for match in _DEFINITION.finditer(text)
@@ -265,7 +275,7 @@ def blocks_of(path: str, text: str) -> Iterator[Block]:
 
 
 class Sources:
-    """Definitions in a project's code and tests, and the names that each of them uses."""
+    """Definitions in a project's code and tests, with the names that each definition uses."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = {path: text for path, text in texts.items() if is_program(path)}
@@ -275,7 +285,10 @@ class Sources:
         self.definitions = Counter(block.name for block in self.blocks if block.path not in self._tests)
 
     def named_in(self, goal: str) -> frozenset[str]:
-        """Return the functions, classes and modules outside the tests that a goal names or, failing that, describes."""
+        """Return the functions, classes and modules that a goal names, excluding tests.
+
+        If the goal names none, return the definitions that it describes.
+        """
         modules = defaultdict[str, set[str]](set)
         for block in self.blocks:
             if block.path not in self._tests:
@@ -305,7 +318,7 @@ class Sources:
         return described if len(described) <= NAMED_LIMIT else frozenset()
 
     def callers_of(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the given names together with all definitions that use them, directly or indirectly."""
+        """Return the given names together with the names of their direct and indirect callers."""
         reached, new = set(names), set(names)
         for _ in range(CALLS):
             new = {
@@ -320,11 +333,17 @@ class Sources:
         return frozenset(reached)
 
     def parts_of(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the definitions whose names contain a name, such as `chunked_iter` for `chunked`."""
+        """Return the definitions whose names contain one of the given names as a word.
+
+        For example, `chunked` matches `chunked_iter`.
+        """
         return frozenset(name for name in self.definitions if any(whole in name.split("_") for whole in names))
 
     def text_of(self, test: str) -> str:
-        """Return the source of a test, given its name as printed by a runner, or "" if it is not found."""
+        """Return the source of a test, or "" if it is not found.
+
+        `test` is the name that the test runner prints.
+        """
         # In mocha, jest and TAP, the title of a test is a string in a file.
         if " " in test and "(" not in test and "::" not in test:
             return next((text for path, text in self.texts.items() if path in self._tests and test in text), "")
@@ -339,7 +358,7 @@ class Sources:
         return block.path == path if path in self.texts else block.path in self._tests
 
     def _shared(self, block: Block, parts: set[str]) -> int:
-        """Count the words that a test's name has in common with the path of a definition or the classes around it."""
+        """Count the words of a test name that occur in a definition's path or its enclosing classes."""
         around = {other.name for other in self.blocks if other.path == block.path and block.text in other.text}
         return len(parts & {*around, *re.findall(r"\w+", block.path)})
 
@@ -347,12 +366,12 @@ class Sources:
 def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> tuple[str, ...]:
     """Return the failed tests that use the code named in a goal.
 
-    The result is empty if that cannot be determined.
+    Return an empty tuple if this cannot be determined.
 
     Args:
         goal: goal in plain words.
-        failed: names of the tests, as printed by their runner.
-        read: returns the contents of the project's sources by path.
+        failed: names of the tests, as printed by the test runner.
+        read: function that returns the contents of the project's sources by path.
     """
     failed = tuple(failed)
     if not failed or not words_of(goal):
@@ -373,12 +392,12 @@ def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Map
 def finds_no_tests(output: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> bool:
     """Return whether pytest or unittest failed to import scripts that contain no tests.
 
-    Repairing the imports would not help, because the runner would then find no tests.
+    Fixing the imports would not help, because the runner would then find no tests.
 
     Args:
         output: output of the check.
-        failed: names of the tests, as printed by their runner.
-        read: returns the contents of the project's sources by path.
+        failed: names of the tests, as printed by the test runner.
+        read: function that returns the contents of the project's sources by path.
     """
     failed = tuple(failed)
     if not _NOT_IMPORTED.search(output) or not all(

@@ -25,10 +25,9 @@ _CODE_EVENTS = ("push", "pull_request", "pull_request_target", "merge_group", "w
 
 
 def github_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks of jobs that run on a push or a pull request and suit the installed interpreter.
+    """Yield the checks from jobs that run on push or pull request events.
 
-    Tests from a job for another version are skipped if there are tests for the installed version. The same goes for
-    linters.
+    Tests for another interpreter version are marked as unused if other tests suit the installed version.
     """
     found = list(_github_workflows(project))
     fits = any(not other and not check.not_used and check.kind is CheckKind.TESTS for other, check in found)
@@ -53,7 +52,10 @@ def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:
 def _github_jobs(
     project: Project, path: str, document: Mapping[str, Any], reason: str
 ) -> Iterator[tuple[str, FoundCheck]]:
-    """Yield the checks in a workflow's jobs, each with the interpreter that its job needs, or "" if it is installed."""
+    """Yield the checks in a workflow's jobs, each with the interpreter that its job requires.
+
+    The interpreter is "" if the job can use the installed one.
+    """
     jobs = table_of(document, "jobs")
     for job in jobs.values():
         if not isinstance(job, dict) or job.get("if") is False:
@@ -82,7 +84,10 @@ def _github_jobs(
 
 
 def _other_version(project: Project, steps: list[Any], values: Mapping[str, Any]) -> str:
-    """Return the interpreter that a job sets up, such as `Python 3.14`, or "" if the installed one matches."""
+    """Return the interpreter that a job sets up, such as `Python 3.14`.
+
+    Return "" if the installed version matches.
+    """
     for step in steps:
         wanted = table_of(step, "with") if isinstance(step, dict) else {}
         for name, value in wanted.items():
@@ -136,7 +141,7 @@ def _github_steps(
 
 
 def _fitting(project: Project, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the matrix entries of a job that are closest to this system and the installed interpreter."""
+    """Return the matrix entries of a job that best match this system and the installed interpreter."""
     matrix = table_of(job, "strategy", "matrix")
     for name, value in matrix.items():
         # A list that the job computes, such as `${{ fromJson(...) }}`, usually contains the installed version.
@@ -174,7 +179,10 @@ def _tables(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _distance(entry: Mapping[str, Any], job: Mapping[str, Any], project: Project) -> tuple[int, int]:
-    """Return the distance of a matrix entry from this host: first by system, then by version. (0, 0) is a match."""
+    """Return the distance between a matrix entry and this host, first by system and then by version.
+
+    (0, 0) is an exact match.
+    """
     values = {"matrix": entry, "env": {}}
     system = str(_fill(job.get("runs-on", ""), values)).lower()
     other = int(("windows" in system or "macos" in system) and project.system not in system)
@@ -186,12 +194,15 @@ def _distance(entry: Mapping[str, Any], job: Mapping[str, Any], project: Project
 
 
 def _installed(name: str, project: Project) -> str:
-    """Return the installed version of the interpreter that a matrix axis selects, or "" if the axis selects none."""
+    """Return the installed Python or Node version for a matrix axis, or "" for any other axis."""
     return project.python if "py" in name.lower() else project.node if "node" in name.lower() else ""
 
 
 def _gap(wanted: str, installed: str) -> int:
-    """Return how far apart two versions are. Different interpreters, such as `pypy3.9`, get the largest distance."""
+    """Return the distance between two versions.
+
+    Different interpreters, such as `pypy3.9`, have the largest distance.
+    """
     match = re.fullmatch(r"(?:py|python)?[-=~^>]*v?(\d+)(?:\.?(\d+|x))?(?:\.[\dx*]+)?(?:\.x)?", wanted.strip())
     if match is None:
         return 0 if wanted.strip() in ("3.x", "lts/*", "latest", "*", "3") else OTHER_INTERPRETER
@@ -203,7 +214,7 @@ def _gap(wanted: str, installed: str) -> int:
 
 
 def _fill(value: Any, values: Mapping[str, Any]) -> Any:
-    """Replace `${{ }}` expressions that refer to the matrix or to variables. Other expressions are left unchanged."""
+    """Replace `${{ }}` expressions that refer to matrix values or variables. Leave others unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         scope, _, name = match[1].partition(".")
@@ -224,7 +235,7 @@ def _placeholder(match: re.Match[str]) -> str:
 
 
 def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bool | None:
-    """Evaluate an `if:` condition. Return None if it depends on something unknown."""
+    """Evaluate an `if:` condition. Return None if the result is unknown."""
     text = _EXPRESSION.sub(lambda match: match[1], condition).strip()
     if not text:
         return True
@@ -236,7 +247,10 @@ def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bo
 
 
 class _Condition:
-    """Evaluates the tokens of a condition. Unknown values are None, and the result is None if it depends on one."""
+    """Evaluator for the tokens of a condition.
+
+    Unknown values are None. The result is None if it depends on an unknown value.
+    """
 
     def __init__(self, tokens: list[str], values: Mapping[str, Any], project: Project) -> None:
         self._tokens, self._values, self._project = tokens[:200], values, project
@@ -330,7 +344,7 @@ _GITLAB_KEYS = frozenset(
 
 
 def gitlab_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks in a GitLab pipeline's jobs that suit the installed interpreter."""
+    """Yield the checks from GitLab CI jobs that suit the installed interpreter."""
     path = ".gitlab-ci.yml"
     document = read_yaml(project.text(path, ""))
     jobs = {str(name): job for name, job in document.items() if isinstance(job, dict) and name not in _GITLAB_KEYS}

@@ -49,7 +49,7 @@ _WORDS_OF_KIND = {
 
 
 class CheckKind(StrEnum):
-    """Kind of work that a check does, such as running tests."""
+    """Kind of check, such as running tests."""
 
     TESTS = "tests"
     LINT = "lint"
@@ -59,7 +59,7 @@ class CheckKind(StrEnum):
 
 
 class FoundCheck(Value):
-    """Command found in a project's files that checks the project."""
+    """Command found in a project's files that can be used as a check."""
 
     run: str
     """Command line to run in the root of the working tree."""
@@ -81,7 +81,7 @@ class FoundCheck(Value):
 
 @dataclass(frozen=True)
 class Project:
-    """Files of a project, and the versions of the interpreters installed for it."""
+    """Project files, and the versions of the installed interpreters."""
 
     paths: frozenset[str]
     texts: Mapping[str, str]
@@ -96,11 +96,11 @@ class Project:
     """Folder of the project, relative to the root of the working tree. Empty for the root."""
 
     def text(self, name: str, folder: str | None = None) -> str:
-        """Return the content of a file in the project's folder, or "" if there is none."""
+        """Return the content of a file in the project folder, or "" if there is no such file."""
         return self.texts.get(posixpath.join(self.folder if folder is None else folder, name), "")
 
     def has_folder(self, folder: str) -> bool:
-        """Return whether a folder contains files of the project."""
+        """Return whether a folder contains any project files."""
         return not folder or any(path.startswith(f"{folder}/") for path in self.paths)
 
     def has(self, path: str, folder: str) -> bool:
@@ -110,7 +110,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Origin:
-    """Place in which a command was found: its file, folder and variables."""
+    """Location where a command was found: file, folder and variables."""
 
     source: str
     folder: str = ""
@@ -120,7 +120,7 @@ class Origin:
 
 
 class Line(NamedTuple):
-    """A single command of a script, with the place in which it was found."""
+    """Single command of a script, with its origin."""
 
     text: str
     words: tuple[str, ...]
@@ -128,14 +128,14 @@ class Line(NamedTuple):
     origin: Origin
 
     def render(self, text: str = "") -> str:
-        """Return the command line to run in the root of the working tree."""
+        """Return the command line to run from the root of the working tree."""
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.origin.variables)
         command = f"{variables} {text or self.text}".strip()
         return f"cd {shlex.quote(self.origin.folder)} && {command}" if self.origin.folder else command
 
 
 def split_script(script: str, origin: Origin) -> Iterator[Line]:
-    """Yield the commands of a script in order. `cd` and `export` take effect for the commands that follow."""
+    """Yield the commands of a script in order. `cd` and `export` affect the commands that follow."""
     script = re.sub(r"\\\r?\n[ \t]*", " ", script[:_SCRIPT_CHARACTERS]).replace("\r\n", "\n")
     content, folder, variables = script.encode(), origin.folder, dict(origin.variables)
     for node in _statements(parse(script)):
@@ -190,10 +190,11 @@ def _words(text: str) -> list[str]:
 
 
 def started_command(words: tuple[str, ...]) -> tuple[int, bool]:
-    """Return the position of the program that a command starts, past wrappers such as `timeout 60` or `uv run`.
+    """Return the position of the program in a command, after wrappers such as `timeout 60` or `uv run`.
 
     Returns:
-        The position, and whether a wrapper selects an environment. The workspace's own environment replaces it.
+        The position, and True if a wrapper selects an environment. In that case, the environment of the
+            workspace is used instead.
     """
     at, replaced = 0, False
     while at < len(words):
@@ -225,13 +226,16 @@ def _past_options(words: tuple[str, ...], at: int, with_value: list[str]) -> int
 
 
 def folder_of(run: str) -> str:
-    """Return the folder that a command line changes to, relative to the root of the tree, or "" for the root."""
+    """Return the folder that a command line changes to, or "" if it stays in the root.
+
+    The folder is relative to the root of the tree.
+    """
     match = _FOLDER.match(run)
     return posixpath.normpath("".join(_words(match[1]))) if match else ""
 
 
 def started_program(run: str) -> str:
-    """Return the program that the last command of a command line starts, as written, or "" if there is none."""
+    """Return the program that the last command of a command line starts, or "" if there is none."""
     words = _words(run.rpartition("&& ")[2])
     return next((word for word in words if not _ASSIGNMENT.match(word)), "")
 
@@ -256,7 +260,7 @@ def program_of(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def kind_of(argv: tuple[str, ...]) -> CheckKind | None:
-    """Return the kind of check that a program is known to perform, or None."""
+    """Return the kind of check that a program performs, or None if the program is unknown."""
     if not argv:
         return None
     program, arguments = argv[0], argv[1:]
@@ -270,14 +274,17 @@ def kind_of(argv: tuple[str, ...]) -> CheckKind | None:
 
 
 def kind_of_name(name: str) -> CheckKind | None:
-    """Return the kind of check that the name of a script or target suggests, or None."""
+    """Return the kind of check suggested by a script or target name, or None."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     ends = {*words[:1], *words[-1:]}
     return next((CheckKind(kind) for kind, announced in _WORDS_OF_KIND.items() if ends & announced), None)
 
 
 def script_kind(project: Project, words: tuple[str, ...], folder: str) -> CheckKind | None:
-    """Return the kind of check that a script of the project performs, or None if the command does not start one."""
+    """Return the kind of check that a project script performs, judging by its file name.
+
+    Return None if the command does not start a script of the project.
+    """
     name, rest = posixpath.basename(words[0]), words[1:]
     path = words[0]
     if _PYTHON.fullmatch(name) or _SHELL.fullmatch(name) or name in ("node", "ruby", "perl", "deno", "bun", "."):
@@ -288,7 +295,7 @@ def script_kind(project: Project, words: tuple[str, ...], folder: str) -> CheckK
 
 
 def refusal(project: Project, line: Line, argv: tuple[str, ...], kind: CheckKind | None) -> str:
-    """Return the reason why a command must not be run, judging by its text, or "" if it may run."""
+    """Return the reason why a command must not be run, or "" if it may run."""
     if match := re.search(r"secrets\.(\w+)", line.text):
         return f"it needs the secret {match[1]}"
     if re.search(r"@@[\w.]+@@", line.text):

@@ -75,7 +75,7 @@ def package_scripts(project: Project, folder: str) -> dict[str, str]:
 
 
 def project_scripts(project: Project, folder: str) -> dict[str, str]:
-    """Return the scripts that pyproject.toml defines for pdm, hatch, poe and taskipy, by name."""
+    """Return the scripts in pyproject.toml by name. Supports pdm, hatch, poe and taskipy."""
     tools = table_of(read_toml_text(project.text("pyproject.toml", folder)), "tool")
     scripts: dict[str, str] = {}
     tables = [table_of(tools, "pdm", "scripts"), table_of(tools, "poe", "tasks"), table_of(tools, "taskipy", "tasks")]
@@ -120,7 +120,10 @@ _REWRITING = ("--fix", "--write-changes", "--exit-non-zero-on-fix", "--show-fixe
 
 
 def pre_commit_commands(project: Project, hooks: list[str], folder: str) -> Iterator[str]:
-    """Yield the commands of pre-commit hooks: those of local hooks, and known programs applied to all files."""
+    """Yield the commands of pre-commit hooks.
+
+    Local hooks use their own command. Hooks for known programs are applied to all files.
+    """
     repositories = read_yaml(project.text(".pre-commit-config.yaml", folder)).get("repos")
     for repository in repositories if isinstance(repositories, list) else ():
         entries = repository.get("hooks") if isinstance(repository, dict) else None
@@ -175,7 +178,10 @@ def read_ini(text: str) -> dict[str, dict[str, str]]:
 
 
 def table_of(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return a nested mapping, which is empty if a key is missing or a value is not a mapping."""
+    """Return a nested mapping.
+
+    Return an empty mapping if a key is missing or a value is not a mapping.
+    """
     for name in names:
         inner = document.get(name)
         document = inner if isinstance(inner, dict) else {}

@@ -36,7 +36,7 @@ _ALL_GATES = ("gate:tier0", *_GATES)
 
 
 def is_read(path: str, top: str = "") -> bool:
-    """Return whether a file may describe the checks of the project in the folder `top`.
+    """Return whether a file may define checks for the project in the folder `top`.
 
     Files up to two folder levels below `top` are considered.
     """
@@ -49,23 +49,23 @@ def is_read(path: str, top: str = "") -> bool:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Return whether a relative path is inside a folder, or is the folder itself. The folder "" contains everything."""
+    """Return whether a relative path is a folder or is inside it. The folder "" contains every path."""
     return not folder or path == folder or path.startswith(f"{folder}/")
 
 
 def is_project_folder(folder: str) -> bool:
     """Return whether a folder can be the root of a project.
 
-    `folder` is relative to an outer project, and may be up to two levels below it.
+    `folder` is relative to the outer project and may be at most two levels below it.
     """
     return not folder or (folder.count("/") < 2 and not _NO_PROJECTS.search(folder))
 
 
 def find_checks(project: Project) -> tuple[tuple[FoundCheck, ...], ...]:
-    """Return a project's checks grouped by source, best source first, without duplicates.
+    """Return a project's checks without duplicates, grouped by source. The best source comes first.
 
-    CI comes first, because it decides what the project accepts, followed by the runners that people call, the tools
-    that the project configures, and finally its README. `is_covered` decides which of the sources are used.
+    CI comes first, because it decides what the project accepts. Next come the runners that people use,
+    then the configured tools, and finally the README. `is_covered` decides which of the sources are used.
     """
     of_ci = (*github_checks(project), *gitlab_checks(project))
     # CI tests all projects of a repository.
@@ -96,7 +96,7 @@ def _of_folder(project: Project) -> Iterator[tuple[FoundCheck, ...]]:
 
 
 def _folders_below(project: Project) -> list[str]:
-    """Return the folders below the project's folder that contain projects of their own."""
+    """Return the subfolders of the project that are projects themselves."""
     top = project.folder
     folders = {posixpath.dirname(path) for path in project.texts if posixpath.basename(path) in _MANIFESTS}
     below = (folder for folder in folders if folder != top and is_within(folder, top))
@@ -182,7 +182,7 @@ def _project_scripts(project: Project, origin: Origin) -> Iterator[FoundCheck]:
 
 
 def _configured(project: Project, at: Callable[[str], Origin]) -> Iterator[FoundCheck]:
-    """Yield the commands of tools for which the project contains a configuration."""
+    """Yield the commands of the tools that a project configures."""
     tools = table_of(read_toml_text(project.text("pyproject.toml")), "tool")
     setup, tox = read_ini(project.text("setup.cfg")), read_ini(project.text("tox.ini"))
 
@@ -227,7 +227,7 @@ def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 
 
 def _test_files(project: Project) -> Iterator[FoundCheck]:
-    """Yield pytest for a project that has tests but does not name a runner."""
+    """Yield a pytest check if the project has tests but does not name a runner."""
     inside = f"{project.folder}/" if project.folder else ""
     # Tests below the folder of another project belong to that project.
     others = () if project.folder else tuple(f"{folder}/" for folder in _folders_below(project))
@@ -246,9 +246,9 @@ def _test_files(project: Project) -> Iterator[FoundCheck]:
 
 
 def family_of(check: FoundCheck) -> tuple[str, str]:
-    """Return a check's family, which is its kind and the language and folder of its command.
+    """Return a check's family: its kind, and the language and folder of its command.
 
-    The checks of a family are only taken from one source.
+    The checks of a family are taken from only one source.
     """
     if check.kind is CheckKind.OTHER:
         return check.kind.value, check.run
@@ -261,7 +261,7 @@ def family_of(check: FoundCheck) -> tuple[str, str]:
 
 
 def family_of_command(run: str) -> tuple[str, str]:
-    """Return the family of a command whose source file is unknown."""
+    """Return the family of a command from an unknown source file."""
     line = run.rpartition("&& ")[2].split()
     words = tuple(word for word in line if not re.match(r"[A-Z_]+=", word))
     argv = program_of(words[started_command(words)[0] :])
@@ -270,12 +270,12 @@ def family_of_command(run: str) -> tuple[str, str]:
 
 
 def is_covered(check: FoundCheck, covered: Collection[tuple[str, str]], *, by_ci: Collection[str]) -> bool:
-    """Return whether earlier sources already cover the family of a check.
+    """Return whether earlier sources already cover a check's family.
 
     Args:
         check: check from a later source.
         covered: families of the usable checks so far.
-        by_ci: kinds of the usable checks from CI. A kind that CI covers is covered in all languages.
+        by_ci: kinds of the usable checks from CI. These kinds are covered in all languages.
     """
     family = family_of(check)
     return family in covered or family[0] in by_ci

@@ -45,7 +45,7 @@ Delegation = tuple[str, Iterator[FoundCheck]]
 
 
 def checks_in(project: Project, script: str, origin: Origin) -> Iterator[FoundCheck]:
-    """Yield the checks that a script runs, in order. Commands that check nothing are skipped."""
+    """Yield the checks that a script runs, in order. Other commands are skipped."""
     for line in split_script(script, origin):
         yield from _checks_of_line(project, line)
 
@@ -113,7 +113,10 @@ def _text_from(line: Line, at: int) -> str:
 def _delegated(
     project: Project, line: Line, text: str, argv: tuple[str, ...], name: str, inner: Iterator[FoundCheck]
 ) -> Iterator[FoundCheck]:
-    """Yield a runner's command as one check, or the commands that it would run if the runner cannot run here."""
+    """Yield a runner's command as a single check.
+
+    If the runner cannot run on this host, yield the commands that it would run.
+    """
     checks = tuple(dict.fromkeys(inner))
     if not name:
         yield from checks
@@ -142,7 +145,7 @@ def _delegated(
 def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_environment: bool) -> Delegation | None:
     """Return the name and the checks of a runner's command, or None if the program is not a runner.
 
-    The name is empty if the runner itself cannot run here, because it installs an environment first.
+    The name is empty if the runner cannot run here because it installs an environment first.
     """
     program, arguments = argv[0], argv[1:]
     folder = origin.folder
@@ -184,12 +187,12 @@ def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_
 
 
 def _after(arguments: tuple[str, ...]) -> str:
-    """Return the arguments after `--`, joined into one text."""
+    """Return the arguments after `--` as one string."""
     return shlex.join(arguments[arguments.index("--") + 1 :]) if "--" in arguments else ""
 
 
 def _option(arguments: tuple[str, ...], *names: str) -> list[str]:
-    """Return the values of an option, which may be repeated or followed by several values."""
+    """Return the values of an option that may be repeated or take several values."""
     values: list[str] = []
     for at, argument in enumerate(arguments):
         if argument in names:
@@ -291,7 +294,7 @@ _TEMPORARY = (
 
 
 def _tox_config(project: Project, folder: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the path of tox's configuration and its sections. Lists are joined with newlines."""
+    """Return the path and the sections of tox's configuration. Lists are joined with newlines."""
     legacy = project.text("tox.ini", folder)
     name = "tox.ini"
     if "[tox" not in legacy and "[testenv" not in legacy:
@@ -379,7 +382,7 @@ def _choices(text: str) -> list[str]:
 def tox_commands(
     project: Project, environments: list[str], origin: Origin, posargs: str = ""
 ) -> Iterator[tuple[Origin, str]]:
-    """Yield the commands of tox environments with their origins. Environments for other interpreters are skipped."""
+    """Yield the commands of tox environments with their origins. Skip environments for other interpreters."""
     name, sections = _tox_config(project, origin.folder)
     source = posixpath.join(origin.folder, name)
     fitting = [each for each in environments if _fits(each, project.python)]
@@ -415,7 +418,7 @@ def _tox_section(sections: Mapping[str, dict[str, Any]], environment: str) -> di
 
 
 def _fits(environment: str, python: str) -> bool:
-    """Return whether a tox environment works with the installed interpreter, or does not require a particular one."""
+    """Return whether a tox environment can use the installed interpreter."""
     versions = re.findall(r"(?:^|-)(?:py)?(\d)\.?(\d*)(?=-|$)", environment)
     if re.search(r"(?:^|-)(?:pypy|jython)", environment):
         return False
@@ -471,7 +474,7 @@ def _tox_value(
 def nox_commands(project: Project, sessions: list[str], origin: Origin) -> Iterator[tuple[Origin, str]]:
     """Yield the commands of nox sessions with their origins.
 
-    If `sessions` is empty, use the sessions that nox runs by default.
+    If `sessions` is empty, use nox's default sessions.
     """
     try:
         module = ast.parse(project.text("noxfile.py", origin.folder))

@@ -53,7 +53,7 @@ _MANIFESTS = frozenset(
 
 
 class Setup(Sparse):
-    """Command that sets up a working tree, and the decision about it."""
+    """Command that sets up a working tree, and the decision on whether to run the command."""
 
     command: str
     locks: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ class Setup(Sparse):
     """Reason why the last attempt failed, followed by the end of its output from the second line on."""
 
     def decide(self, answer: Answer) -> "Setup":
-        """Return the setup with a person's decision."""
+        """Return a copy of the setup with a person's decision."""
         return self.evolve(decision=INSTALL if answer.option == INSTALL else SKIP, by=answer.by, problem="")
 
 
 class Proposal(NamedTuple):
-    """Proposed command that creates the missing environments."""
+    """Proposed command for creating the missing environments."""
 
     command: str
     programs: tuple[str, ...]
@@ -83,7 +83,10 @@ class Proposal(NamedTuple):
 
 
 def read_files(paths: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a project's lock files, nearest to the root first, and all files that the setup depends on."""
+    """Return a project's lock files and all files that the setup depends on.
+
+    The lock files closest to the root come first.
+    """
     paths = [path for path in paths if is_project_folder(posixpath.dirname(path))]
     locks = sorted(filter(_is_lock, paths), key=lambda path: (path.count("/"), path))[:LOCKS_LIMIT]
     folders = {posixpath.dirname(path) for path in locks} | {""}
@@ -115,15 +118,15 @@ def propose(contents: Mapping[str, str], is_present: Callable[[str], bool]) -> P
 
 
 def environment_of(lock: str) -> str:
-    """Return the path of the environment into which a lock file's packages are installed."""
+    """Return the path of the environment for the packages in a lock file."""
     folder, name = posixpath.split(lock)
     return posixpath.join(folder, _INSTALLERS[name].environment if name in _INSTALLERS else PYTHON)
 
 
 def setup_question(setup: Setup, *, blocks: str, cancel: Option) -> Question:
-    """Return the question that asks whether to run a setup command.
+    """Create the question that asks a person whether to run a setup command.
 
-    It has no default, because the answer grants network access.
+    The question has no default, because the answer grants network access.
     """
     command, locks = f"`{setup.command}`", ", ".join(setup.locks[:3]) or "no lock file"
     title = f"{', '.join(setup.missing[:3])} is missing. Run {command} ({locks})?"
@@ -157,7 +160,7 @@ def _is_lock(path: str) -> bool:
 
 
 def _is_empty(name: str, content: str) -> bool:
-    """Return whether a lock file names no packages or does not pin all of their versions."""
+    """Return whether a lock file lists no packages or does not pin all versions."""
     if name in ("package-lock.json", "npm-shrinkwrap.json"):
         try:
             lock = json.loads(content)
@@ -172,7 +175,7 @@ def _is_empty(name: str, content: str) -> bool:
 
 
 def _pip(contents: Mapping[str, str], folder: str) -> str:
-    """Return the command that installs all pinned requirements files of a folder."""
+    """Return the command that installs all pinned requirements files in a folder."""
     names = [posixpath.basename(path) for path in contents if posixpath.dirname(path) == folder]
     names = [name for name in names if name not in _INSTALLERS]
     pinned = [name for name in sorted(names) if not _is_empty(name, contents[posixpath.join(folder, name)])]

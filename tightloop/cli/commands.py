@@ -18,12 +18,12 @@ SENTENCES = {operation.cli: operation.summary for operation in OPERATIONS if ope
 
 
 class Command(click.Command):
-    """Command whose arguments and options come from the signature of its function.
+    """Command whose arguments and options come from a function's signature.
 
     Args:
-        command_path: name with its groups, such as `plan run`.
+        command_path: full name of the command, such as `plan run`.
         code: `module:function` below this package.
-        help: text after the sentence from the table of operations.
+        help: help text to append to the operation's summary.
         panel: help panel.
     """
 
@@ -49,7 +49,7 @@ class Command(click.Command):
 
 
 class Field(NamedTuple):
-    """Command parameter for one field of an operation's request. A parameter that is None is not sent."""
+    """Command parameter for a field of an operation's request. Parameters that are None are not sent."""
 
     name: str
     declaration: Option | Argument
@@ -58,7 +58,7 @@ class Field(NamedTuple):
 
 
 class Verb(Command):
-    """Command that sends a message to a run, generated from an operation."""
+    """Command generated from an operation. It sends a message to a run."""
 
     def __init__(self, name: str, *fields: Field, panel: str = STEER) -> None:
         self.operation = BY_NAME[name]
@@ -71,7 +71,7 @@ class Verb(Command):
         ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the command's parameters without importing any further code."""
+        """Return the command's parameters without importing more code."""
         # They come from the operation's fields: loading `steer` for them would slow down help and completion.
         return click.Command.get_params(self, ctx)
 

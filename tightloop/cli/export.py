@@ -59,7 +59,10 @@ def export(
 
 
 def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
-    """Write the export. `histories` is an empty folder for the large histories of earlier runs."""
+    """Write the export.
+
+    `histories` is an empty folder for the large histories of earlier runs.
+    """
     document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
     # On stderr, so that the JSON on stdout can be parsed.
     for problem in document["problems"]:
@@ -83,7 +86,8 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
     """Collect all available data. Missing parts are listed under `problems`.
 
-    The document contains the newest run's history. Earlier histories are written to `histories` as `<run>.json`.
+    The document contains the history of the newest run. Each earlier history is written to the file
+    `<run>.json` in the folder `histories`.
     """
     problems: Problems = {}
 
@@ -130,7 +134,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
 
 def _load_stored_data(store: Store, problems: Problems) -> Document:
-    """Return the data that this host stores about a plan."""
+    """Return the data about a plan that is stored on this host."""
     try:
         store.require()
         revisions, records = store.revisions(), store.records()
@@ -159,11 +163,11 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
 async def _account(
     client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
 ) -> PlanArchive | None:
-    """Return the archive that a plan wrote when it ended, or None.
+    """Return the archive that a plan wrote when it ended, or None if there is none.
 
     Raises:
         InvalidRequestError: the plan is still open.
-        WorkspaceError: the record is on another host (only raised without `problems`).
+        WorkspaceError: the record is on another host, and `problems` is None.
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
@@ -200,7 +204,7 @@ def _texts(account: PlanArchive | None, store: Store, problems: Problems | None 
 
 
 def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
-    """Write a single JSON document that includes the history of each earlier run."""
+    """Write a single JSON document, including the histories of earlier runs."""
     rest = {name: part for name, part in document.items() if name != "runs"}
     # The closing brace is cut off: the runs follow, with histories that are streamed into the text.
     stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
@@ -219,7 +223,10 @@ def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
 
 
 def _write_folder(out: Path, document: Document, store: Store, histories: Path) -> list[str]:
-    """Write the parts as files, all or none, and return a sentence for each missing artifact."""
+    """Write each part to a file, and return a sentence for each missing artifact.
+
+    Either all files are written, or none.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder as the target, so that the rename is atomic.
     folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
@@ -257,7 +264,7 @@ def _write_parts(folder: Path, document: Document) -> None:
 
 
 def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]:
-    """Copy all artifacts referenced by a plan's records and report, naming them by their sha256."""
+    """Copy all artifacts that a plan's records and report refer to. Files are named by their SHA-256."""
     missing = []
     children = document.get("children", {}).values()
     named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]

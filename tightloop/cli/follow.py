@@ -30,10 +30,10 @@ LAST_EVENTS_S = 10.0
 def follow(
     session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False, wait: bool | None = None
 ) -> RunStatus | None:
-    """Follow an episode or a plan and return its last status. The run continues after Ctrl-C.
+    """Follow an episode or a plan and return its last status. Ctrl-C does not stop the run.
 
-    Without `wait` (the default if the output is not a terminal), it also returns when only a person can continue the
-    run.
+    Without `wait`, also return when only a person can continue the run. `wait` is off by default if the
+    output is not a terminal.
     """
     waits = on_terminal() if wait is None else wait
     try:
@@ -55,7 +55,7 @@ def _last_line(last: RunStatus | None) -> Text:
 
 
 class Follower:
-    """Prints everything that happens in a workflow, each item once, until the workflow ends."""
+    """Prints everything that happens in a workflow until the workflow ends. Each item is printed once."""
 
     def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False, waits: bool = True) -> None:
         self._waits = waits
@@ -67,7 +67,10 @@ class Follower:
         self._silence, self._last_report_s = "", 0.0
 
     async def run(self, *, as_json: bool) -> RunStatus | None:
-        """Print lines, and on a terminal a status line that is updated in place. Return the last status."""
+        """Print lines until the workflow ends, and return the last status.
+
+        On a terminal, a status line is updated in place.
+        """
         last: RunStatus | None = None
         out = console()
         # Refreshed once a second, because the age of running work changes without an event.
@@ -103,7 +106,10 @@ class Follower:
         return last
 
     def _report_silence(self, error: ServiceUnavailableError) -> None:
-        """Report that a response is missing, once at first and then every minute, because polls run twice a second."""
+        """Report that a service does not respond.
+
+        Polls run twice a second, so the same message is repeated only once a minute.
+        """
         now = time.monotonic()
         if error.message != self._silence or now - self._last_report_s >= SILENCE_S:
             self._silence, self._last_report_s = error.message, now

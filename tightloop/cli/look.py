@@ -54,7 +54,10 @@ QUESTION_SECONDS = 2.0
 def rows_of_temporal(
     session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
 ) -> tuple[Sequence[Summary], list[RunStatus]]:
-    """Return the rows for `list`, and the statuses of the first workflows that are waiting for a person."""
+    """Return the rows for `list`.
+
+    Also return the statuses of the first workflows that are waiting for a person.
+    """
     unread: list[SettingsError] = []
 
     async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
@@ -77,7 +80,7 @@ def rows_of_temporal(
 
 
 def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
-    """Return the status of a run, or the stored status if no worker responds."""
+    """Return the status of a run. If no worker responds, return the stored status."""
 
     async def look(client: TightloopClient, key: str) -> tuple[RunStatus, tuple[StepLine, ...]]:
         try:
@@ -190,7 +193,7 @@ def digest(
 
 
 def resolve_project(ledger: "Ledger", reference: str) -> str:
-    """Resolve an id, or an unambiguous prefix of an id, to a project id.
+    """Resolve a project id or an unambiguous prefix to the full id.
 
     Raises:
         InvalidRequestError: no project matches, or several do.
@@ -206,7 +209,7 @@ def resolve_project(ledger: "Ledger", reference: str) -> str:
 
 
 def require_ledger(settings: Settings) -> "Ledger":
-    """Return the configured ledger, or fail if there is none.
+    """Return the configured ledger.
 
     Raises:
         ServiceUnavailableError: only the client is installed.

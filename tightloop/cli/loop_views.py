@@ -43,7 +43,7 @@ def gates_line(status: LoopStatus) -> str:
 
 
 def loop_line(status: LoopStatus) -> str:
-    """Return the status of a project plan as the line that `watch` updates."""
+    """Return a project plan's status as the line that `watch` updates."""
     parts = [status.list_status, counts_of(status) if status.tasks else "", gates_line(status)]
     return "  ".join(part for part in parts if part)
 
@@ -55,7 +55,7 @@ def loop_end_lines(status: LoopStatus) -> list[str]:
 
 
 def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
-    """Return the actions that a person can take next, with their commands.
+    """Return the next actions for a person, each with its command.
 
     `questions` are the lines about open questions.
     """

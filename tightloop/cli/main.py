@@ -16,10 +16,10 @@ from tightloop.run.outcome import FAILED
 
 
 class RootGroup(Group):
-    """Root group, which prints tightloop errors as one sentence instead of a traceback and sets the exit code."""
+    """Root command group. Prints tightloop errors as one sentence and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and handle the errors that it raises."""
+        """Run the command and handle its errors."""
         try:
             return super().invoke(ctx)
         except TightloopError as error:
@@ -44,7 +44,10 @@ def _print_errors(*sentences: str) -> None:
 
 
 def _sentences(error: TightloopError) -> list[str]:
-    """Return an error's problems as `error: problem`, or as `file:line:column: error: problem` for plan files."""
+    """Return one line for each problem of an error.
+
+    A line has the form `error: problem`, or `file:line:column: error: problem` for plan files.
+    """
     if isinstance(error, PlanError):
         from tightloop.cli.plan_file import problem_line
 

@@ -36,7 +36,7 @@ def bridge(path: Path) -> None:
     """Forward standard input and output until the server stops or standard input ends.
 
     Raises:
-        ServiceUnavailableError: nothing is listening on the socket, or the socket belongs to another user.
+        ServiceUnavailableError: nothing is listening on the socket, or another user owns the socket.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -87,7 +87,7 @@ class ClientName(StrEnum):
 
 @dataclass(frozen=True)
 class Client:
-    """Configuration format and rules file of a client."""
+    """Configuration format and rules file of an MCP client."""
 
     config: Callable[[Path], Path]
     """Returns the path of the configuration for a workspace."""
@@ -153,10 +153,10 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
 
 
 def block_with(path: Path, text: str, rules: str) -> str:
-    """Insert the tightloop rules as a marked section into a user's rules file.
+    """Insert the tightloop rules into a user's rules file as a marked section.
 
     Raises:
-        SettingsError: one of the section's marks is missing.
+        SettingsError: one of the section markers is missing.
     """
     block = f"{BEGIN}\n{rules.rstrip()}\n{END}\n"
     first, last = text.find(BEGIN), text.find(END)
@@ -177,7 +177,7 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _without_table(text: str) -> str:
-    """Remove the tightloop server's tables from a TOML text."""
+    """Remove the tables of the tightloop server from TOML text."""
     lines, ours = [], False
     for line in text.split("\n"):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):
@@ -229,7 +229,7 @@ class Change(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """True if the old and new text differ."""
+        """True if the old and the new text differ."""
         return self.old != self.new
 
     def lines(self) -> Iterator[str]:
@@ -242,9 +242,10 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
     """Plan a change to a file without writing it.
 
     Args:
-        path: path of the file. Links are followed.
-        make: function that returns the new text, given the path and the old text, which is empty for a new file.
-        root: folder that must contain the file. Links in a repository may lead outside of it.
+        path: path of the file. Symbolic links are followed.
+        make: function that takes the path and the old text and returns the new text. The old text of a
+            new file is empty.
+        root: folder that must contain the file, because links in a repository may point elsewhere.
 
     Raises:
         SettingsError: the file cannot be read or is outside the folder.

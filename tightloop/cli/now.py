@@ -37,13 +37,13 @@ _MAPPINGS = frozenset({"counts"})
 
 
 class Document:
-    """Object from an API response, with the field names and types of tightloop's models."""
+    """Object from an API response. Its fields have the names and types of tightloop's models."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field by its name in tightloop's models.
+        """Return the field with this name in tightloop's models.
 
         Raises:
             AttributeError: the field does not exist.
@@ -70,7 +70,7 @@ def _documents(value: Any) -> Any:
 
 
 def plain_names(value: Any) -> Any:
-    """Convert the field names of an API value to the models' field names."""
+    """Rename the fields of an API value to the models' field names."""
     if isinstance(value, list):
         return [plain_names(item) for item in value]
     if isinstance(value, dict):
@@ -79,14 +79,14 @@ def plain_names(value: Any) -> Any:
 
 
 class Gateway(NamedTuple):
-    """Connection data of this host's gateway, with a session for its owner."""
+    """Connection details for this host's gateway, including a session for its owner."""
 
     address: str
     host: str
     cookie: str
 
     def get(self, *path: str, **query: object) -> dict[str, Any] | None:
-        """Send a GET request to the gateway and return its JSON object. Return None if the request failed."""
+        """Send a GET request and return the JSON object in the response, or None if the request failed."""
         # The standard library's client: importing another one would take longer than the request.
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
         target = "/".join(("/api", *(quote(part, safe="") for part in path)))
@@ -106,10 +106,10 @@ class Gateway(NamedTuple):
 
 
 def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
-    """Return the gateway of this host if it uses the same settings as this command.
+    """Return this host's gateway if it uses the same settings as this command.
 
     Args:
-        options: global options, which the gateway does not know about.
+        options: global options, which are unknown to the gateway.
     """
     # These options may select a different installation than the gateway's.
     if any((options or {}).values()):
@@ -166,7 +166,10 @@ def list_workflows(
 def _list_rows(
     gateway: Gateway, status: str | None, kind: str | None, limit: int
 ) -> tuple[list[Document], list[Document]] | None:
-    """Return the rows of `list` and the statuses of waiting workflows, or None if the gateway does not respond."""
+    """Return the rows of `list` and the statuses of waiting workflows.
+
+    Return None if the gateway does not respond.
+    """
     projects = gateway.get("projects")
     if projects is None:
         return None
@@ -195,7 +198,7 @@ def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[d
 
 
 def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
-    """Convert a ledger row to a row of the list that Temporal provides."""
+    """Convert a ledger row to a row of Temporal's list."""
     # A running episode may have an optional question, which is not a pause.
     waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
     pause = line["questions"][0]["kind"] if waits else ""
@@ -232,7 +235,10 @@ def status(
 
 
 def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
-    """Return the status of the run with this full id, or None if the run is unknown or is a project plan."""
+    """Return the status of the run with this full id.
+
+    Return None if the run is unknown or is a project plan.
+    """
     # An id does not tell its kind; the prefix of generated plan ids avoids a second request in most cases.
     for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
         reply = gateway.get(noun, workflow, **query)

@@ -20,10 +20,11 @@ REQUIRED: Any = inspect.Parameter.empty
 
 
 class Option:
-    """Option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
+    """Command-line option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
 
     Args:
-        spellings: names of the option, such as `--json`; by default derived from the parameter's name.
+        spellings: names of the option, such as `--json`. The default is derived from the parameter's
+            name.
         help: description of the option.
         metavar: placeholder shown in the help.
         min: lower bound of a number.
@@ -51,7 +52,7 @@ class Choice(click.Choice[Any]):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert a value from the command line to the enum member."""
+        """Convert a command-line value to the enum member."""
         return value if isinstance(value, self._kind) else self._kind(super().convert(value, param, ctx))
 
 
@@ -71,7 +72,7 @@ def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
 def parameter_of(
     name: str, kind: Any, declaration: Option | Argument, default: Any = inspect.Parameter.empty
 ) -> click.Parameter:
-    """Return the Click parameter for a type. It is required if there is no default."""
+    """Return the Click parameter for a type. The parameter is required if there is no default."""
     # Click has no optional types; an omitted option is None anyway.
     kind = (
         next((member for member in get_args(kind) if member is not NoneType), kind)
@@ -126,7 +127,7 @@ COMPLETION_SECONDS = 2.0
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
-    """Complete ids, or print nothing if Temporal does not respond immediately."""
+    """Complete ids. Print nothing if Temporal does not respond immediately."""
     # Lazy imports: every command loads this module, only the Tab key needs these.
     import asyncio
 
@@ -186,7 +187,7 @@ _HINTS = {"zsh": "Add this line to ~/.zshrc if it is missing: fpath+=~/.zfunc; a
 
 
 def completion_script(command: click.Command, shell: str = "") -> str:
-    """Return the completion script for a shell, by default the user's shell.
+    """Return the completion script for a shell. The default is the user's shell.
 
     Raises:
         InvalidRequestError: the shell is not supported.

@@ -60,7 +60,7 @@ FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file or plan id
 
 
 def is_file(what: str) -> bool:
-    """Return whether an argument refers to a plan file instead of a plan."""
+    """Return whether an argument is a plan file rather than a plan id."""
     # Anything that looks like a path is a file even if it does not exist, so that the error is about the file.
     return what == "-" or Path(what).expanduser().is_file() or "/" in what or Path(what).suffix != ""
 
@@ -73,7 +73,7 @@ async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
 
 
 def with_records(status: RunStatus) -> RunStatus:
-    """Complete a stored status with the plan's step records on this host."""
+    """Add the step records on this host to a stored status."""
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
     store = Store(Path(status.workspace), status.plan_id)
@@ -96,7 +96,7 @@ async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
 
     Raises:
         InvalidRequestError: the plan was rejected before it was stored.
-        WorkspaceError: the revision is only on the workspace's host.
+        WorkspaceError: the revision is stored only on the host of the workspace.
     """
     store = Store(Path(status.workspace), status.plan_id)
     if store.is_here and (revisions := store.revisions()):
@@ -236,7 +236,7 @@ def _remark_on(text: Examined) -> None:
 async def _request(
     client: TightloopClient, arguments: RunArguments, text: Examined | None
 ) -> tuple[PlanRequest, str | None]:
-    """Build the request for a new plan, and return it with the plan's id."""
+    """Build the request for a new plan. Return the request and the plan's id."""
     fields: dict[str, Any] = {"goal": arguments.goal}
     plan_id, folder = arguments.plan_id, arguments.workspace
     plan_inputs = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
@@ -271,7 +271,10 @@ async def _request(
 
 
 def _text_fields(file: str, text: str) -> dict[str, str]:
-    """Return a plan's text, or its file if the text is too large for a message."""
+    """Return the request field with a plan's text.
+
+    If the text is too large for a message, return the field with its file.
+    """
     if len(text.encode()) <= SOURCE_BYTES or file == "-":
         return {"source": text}
     return {"file": str(Path(file).expanduser().resolve())}
@@ -342,7 +345,7 @@ def graph(context: click.Context, what: FileOrId) -> None:
 
 
 def _readable(file: str) -> Plan:
-    """Return the plan in a file and print its errors. Only errors that prevent parsing are raised."""
+    """Parse a plan file and print its errors. Only errors that prevent parsing are raised."""
     result = examine(file)
     # This raises: a part that cannot be parsed would be missing from the output without notice.
     if result.read is None or result.read.left_out:

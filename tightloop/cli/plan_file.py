@@ -104,7 +104,7 @@ def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
 
 
 def examine_any(file: str) -> Examined:
-    """Examine a file. A file that cannot be read is reported as a problem."""
+    """Parse a plan file. A file that cannot be read is reported as a problem."""
     try:
         return examine(file)
     except PlanError as error:
@@ -114,7 +114,7 @@ def examine_any(file: str) -> Examined:
 
 
 def load_valid_plan(file: str) -> tuple[Examined, ReadPlan]:
-    """Return the text of a valid plan.
+    """Load a plan and check that it is valid. Return the plan and its text.
 
     Raises:
         PlanError: the plan is not valid. The error contains all problems with their positions.
@@ -126,7 +126,7 @@ def load_valid_plan(file: str) -> tuple[Examined, ReadPlan]:
 
 
 def problem_line(problem: Problem) -> str:
-    """Return `file:line:column: error: message. suggestion.`, in the style of compilers."""
+    """Format a problem as `file:line:column: error: message. suggestion.`, as compilers do."""
     text = str(problem)
     if not problem.is_error:
         return text
@@ -138,12 +138,12 @@ def problem_line(problem: Problem) -> str:
 def read_inputs(pairs: list[str], plan_inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Parse `name=value` pairs.
 
-    If the plan's own value is a text, the value is treated as text (version 1.10 is not a number). Otherwise, it is
-    parsed as JSON, or treated as text if it is not JSON.
+    If the plan's own value is text, the new value is kept as text, so version 1.10 is not read as a
+    number. Any other value is parsed as JSON, or kept as text if it is not valid JSON.
 
     Args:
         pairs: pairs as typed by the user.
-        plan_inputs: the plan's inputs; None if they are not known here.
+        plan_inputs: inputs of the plan, or None if they are unknown.
 
     Raises:
         InvalidRequestError: the `=` is missing, or the plan has no such input.
@@ -162,7 +162,7 @@ _OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", 
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Sort steps topologically, keeping their written order where possible."""
+    """Sort steps topologically. Where possible, keep the order of the plan file."""
     every = list(steps)
     positions = {step.id: number for number, step in enumerate(every)}
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(positions.values(), ()))
@@ -194,7 +194,7 @@ def _edges(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def choices(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield the condition and the target of each step that a decision or gate can start."""
+    """Yield the condition and the target step for each branch of a decision or gate."""
     decision, approval = step.decision, step.gate.approval if step.gate else None
     if decision:
         yield from ((rule.when, target) for rule in decision.rules for target in rule.to)
@@ -208,7 +208,7 @@ def choices(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return a plan as text: first its limits and rules, then all steps."""
+    """Return a plan as text. The limits and rules come first, followed by the steps."""
     lines = [f"{plan.id}  {plan.title}".rstrip(), *_prose(plan.description)]
     lines += [f"  {name}: {text}" for name, text in _plan_rows(plan)]
     for number, step in enumerate(in_order(plan.steps), start=1):
@@ -218,7 +218,7 @@ def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> s
 
 
 def step_text(step: Step, status: StepStatus | None = None) -> str:
-    """Return the description of a step as text: a heading, followed by one line per field."""
+    """Return a step as text: a heading, followed by one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "does not access the tree", "reads": "reads the tree", "writes": "writes the tree"}

@@ -172,7 +172,7 @@ def verify(
 
 
 def _seal_content(content: bytes, *, unsigned: bool) -> str:
-    """Return the envelope, signed with this user's key. Workers do not have this key."""
+    """Wrap the content in an envelope, signed with the user's key. Workers do not have this key."""
     envelope = seal(content)
     if not unsigned:
         try:
@@ -223,7 +223,7 @@ _RUNS = {
 
 
 def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[str]:
-    """Yield the lines of a proof. Its signatures are not checked."""
+    """Yield the lines that describe a proof, without verifying its signatures."""
     predicate, details = statement.predicate, statement.predicate.tightloop
     second = f", countersigned by {countersigned_by}" if countersigned_by else ""
     yield f"{details.episode}: {_verdict(predicate.result, details, second)}"

@@ -35,7 +35,9 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """Effective settings from files, the environment and global options. Files are read once per command.
+        """Effective settings from files, the environment and global options.
+
+        The files are read once per command.
 
         Raises:
             SettingsError: a setting is unknown or invalid.
@@ -46,8 +48,8 @@ class Session:
         """Connect and run a coroutine. Ctrl-C exits silently.
 
         Args:
-            work: function that receives the client and returns the coroutine.
-            compare_keys: fail if the workers encrypt with keys that are missing here.
+            work: function that takes the client and returns the coroutine.
+            compare_keys: fail if the workers encrypt with keys that this host does not have.
 
         Raises:
             TightloopError: any error raised by the client.
@@ -79,7 +81,7 @@ class Session:
 
 
 async def wait_at_most(seconds: float, work: Awaitable[T]) -> T | None:
-    """Wait for a result, but not longer than a time limit. Return None if it times out or if no service responds."""
+    """Wait for a result for a limited time. Return None on a timeout or if no service responds."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
             return await work
@@ -87,14 +89,14 @@ async def wait_at_most(seconds: float, work: Awaitable[T]) -> T | None:
 
 
 def session_of(context: click.Context) -> Session:
-    """Return the session for the global options, and set up logging."""
+    """Set up logging and return the session for the global options."""
     # Removed when called, so that logging is set up once per command.
     context.meta.pop(LOG, lambda: None)()
     return Session(**(context.obj or {}))
 
 
 def operator() -> str:
-    """Return the name of the current user, for the timeline."""
+    """Return the name of the current user, as recorded in the timeline."""
     try:
         # In a container the user id may have no name.
         return getpass.getuser()
@@ -103,7 +105,10 @@ def operator() -> str:
 
 
 def exit_with_status(last: RunStatus | None) -> None:
-    """Exit with the code for the outcome of a run, see `tightloop/run/outcome.py`. Return on a plain success."""
+    """Exit with the code for a run's outcome, as defined in `tightloop/run/outcome.py`.
+
+    Return if the run simply succeeded.
+    """
     if last is None:
         return
     code = exit_code(last.list_status, last.qualifier, is_closed=last.list_status in CLOSED_STATUSES)

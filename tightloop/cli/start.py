@@ -36,7 +36,7 @@ _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
 
 
 def read_request_file(path: Path) -> dict[str, Any]:
-    """Parse a request file, YAML or JSON.
+    """Parse a request file in YAML or JSON.
 
     Raises:
         InvalidRequestError: the file cannot be read, is not a mapping, or has an unknown field.
@@ -68,9 +68,9 @@ def read_request_file(path: Path) -> dict[str, Any]:
 
 
 def find_project(path: str) -> dict[str, str]:
-    """Return the fields `workspace` and `folder` for the path of a project.
+    """Return the fields `workspace` and `folder` for a project path.
 
-    `folder` is set only if the project is below the top of a repository.
+    `folder` is set only if the project is below the root of a repository.
     """
     project, home = Path(path).expanduser().resolve(), Path.home().resolve()
     top = next((folder for folder in (project, *project.parents) if os.path.lexists(folder / ".git")), project)
@@ -81,7 +81,7 @@ def find_project(path: str) -> dict[str, str]:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Collect the options that were given, leaving out those whose value is None."""
+    """Collect the given options, leaving out those that are None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -105,7 +105,9 @@ def read_request(
 
 
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
-    """Build the request by merging the layers over the settings' defaults. Later layers override earlier ones.
+    """Build a request from the default settings and additional layers.
+
+    Later layers override earlier ones.
 
     Raises:
         InvalidRequestError: a value is invalid, or the request is incomplete.
@@ -124,7 +126,10 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
 
 
 def budget_of(limit: int | None, until: str | None = None) -> dict[str, Any] | None:
-    """Return the budget for `--max-iterations` and `--until`. The planner is warned when 80 % of it is used."""
+    """Return the budget for `--max-iterations` and `--until`.
+
+    The planner is warned when 80 % of the iterations are used.
+    """
     budget: dict[str, Any] = drop_none(until=read_until(until, datetime.now().astimezone()))
     if limit is None:
         return budget or None
@@ -135,7 +140,10 @@ def budget_of(limit: int | None, until: str | None = None) -> dict[str, Any] | N
 
 
 def read_until(text: str | None, now: datetime) -> datetime | None:
-    """Parse `--until`: the next time of day in the zone of this host, or an ISO time, which may name another zone.
+    """Parse `--until`, given as a time of day or an ISO time.
+
+    A time of day refers to its next occurrence in this host's time zone. An ISO time may name another
+    time zone.
 
     Raises:
         InvalidRequestError: the text is not a time, or the time has passed.
@@ -161,7 +169,7 @@ def read_until(text: str | None, now: datetime) -> datetime | None:
 
 
 def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] | None:
-    """Apply `--check-timeout` to the checks that do not have their own `timeout_s`.
+    """Apply `--check-timeout` to the checks that have no `timeout_s`.
 
     Raises:
         InvalidRequestError: the value is out of range, or there are no checks to apply it to.
@@ -205,7 +213,7 @@ def executor_values(pairs: list[str] | None) -> dict[str, Any] | None:
 
 
 def json_or_text(text: str) -> Any:
-    """Parse a text as JSON. Return the text itself if it is not JSON."""
+    """Parse a string as JSON. Return the string unchanged if it is not valid JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -388,10 +396,10 @@ def code(
 
 
 def commit(session: Session, scenarios: Path | None, workspace: str = "") -> HiddenScenarios | None:
-    """Store hidden scenarios on this host and return the commitment to them.
+    """Store hidden scenarios on this host and return their commitment.
 
     Raises:
-        InvalidRequestError: the scenarios cannot be read, are invalid, or can be seen by agents.
+        InvalidRequestError: the scenarios are unreadable, invalid, or visible to agents.
     """
     if scenarios is None:
         return None
@@ -416,7 +424,7 @@ def start_now(
     With `watch`, follow the episode until it ends.
 
     Raises:
-        InvalidRequestError: `wait` is given, but nothing waits.
+        InvalidRequestError: `wait` is given without `watch`.
     """
     if wait is not None and not watch:
         raise InvalidRequestError("--wait and --no-wait only have an effect with --watch. Add --watch")
@@ -444,7 +452,8 @@ async def start_and_wait(
 ) -> tuple[str, tuple[str, ...]]:
     """Start an episode or a plan, and wait until it can no longer be rejected.
 
-    Return its id and notes, such as the checks found in the project, or a warning that no worker picks it up.
+    Return the id and notes. The notes list the checks found in the project, for example, or warn that no
+    worker is available.
 
     Raises:
         InvalidRequestError: the episode or plan was rejected. The message contains the reason.
@@ -470,7 +479,10 @@ async def start_and_wait(
 
 
 async def _wait_until_open(client: TightloopClient, started: str) -> tuple[str, ...]:
-    """Wait until the run is open or asks a question. Return its question, or the sentences about the checks found."""
+    """Wait until a run is open or asks a question.
+
+    Return the question, or sentences about the checks that were found.
+    """
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)

@@ -30,7 +30,7 @@ Asked = dict[str, Any]
 def send(
     context: click.Context, operation: Operation, workflow: str, *, as_json: bool, by: str | None = None, **asked: Any
 ) -> str:
-    """Send an operation's message to the referenced run, print the reply, and return the run's id.
+    """Send an operation's message to a run, print the reply, and return the run's id.
 
     Arguments that are None or empty are not sent.
 

@@ -41,7 +41,7 @@ def is_attended() -> bool | None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for standard output, which does not truncate piped output."""
+    """Return a console that does not truncate piped output."""
     stream = sys.stderr if stderr else sys.stdout
     # Rich assumes 80 columns for a pipe.
     # Rich's highlighter would colour numbers and paths inside texts of agents.
@@ -49,7 +49,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print for a person. Text is printed literally, not interpreted as markup."""
+    """Print output for a person. Text is printed literally, without interpreting markup."""
     out = console()
     for part in parts:
         if isinstance(part, str):
@@ -65,7 +65,7 @@ def show_json(document: Any) -> None:
 
 
 def show_either(document: Any, renderable: RenderableType, *, as_json: bool) -> None:
-    """Print a result either as JSON or in the form for people."""
+    """Print a result as JSON or in a human-readable form."""
     if as_json:
         show_json(document)
     else:
@@ -96,7 +96,7 @@ def print_note(sentence: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Remove control characters from a text."""
+    """Remove control characters from text."""
     return text.translate(_CONTROL)
 
 
@@ -115,7 +115,7 @@ def table(*headers: str) -> Table:
 
 
 def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str]) -> Panel:
-    """Return a panel with the non-empty rows, followed by the actions that a person can take."""
+    """Return a panel with the non-empty rows, followed by the next actions for a person."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")

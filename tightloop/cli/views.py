@@ -74,7 +74,7 @@ _TEXTS = {
 
 
 def todo_lines(status: Any) -> list[str]:
-    """Return the lines about everything that waits for a person, with the commands to answer."""
+    """Return the lines about everything that is waiting for a person, with the commands to respond."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
@@ -131,7 +131,7 @@ def _result_lines(status: RunStatus) -> list[str]:
 
 
 def drift_lines(drifts: Iterable[Drift]) -> list[str]:
-    """Return lines about external file changes, how they were handled, and the command to restore them."""
+    """Return the lines about external file changes, including the command to restore the files."""
     return [
         line
         for drift in drifts
@@ -143,12 +143,12 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
 
 
 def question_lines(workflow_id: str, question: Question | Document, *, alone: bool = True) -> list[str]:
-    """Return the lines that show a question, with its evidence and one command per option.
+    """Return the lines for a question, including its evidence and a command for each option.
 
     Args:
         workflow_id: id of the episode or plan that asked.
         question: question to show.
-        alone: True if this is the only question, so that the commands can omit its id.
+        alone: True if this is the only question. The commands then omit its id.
     """
     since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
     role = f" with role {question.role}" if question.role else ""
@@ -364,7 +364,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
 
 
 def record_lines(record: StepRecord, workspace: Path) -> list[str]:
-    """Return the lines that describe one attempt of a step, with its inputs, outputs and decisions."""
+    """Return the lines that describe one attempt of a step, including its inputs and outputs."""
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
@@ -438,7 +438,10 @@ def status_panel(status: Any) -> Panel:
 
 
 def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
-    """Return the panel's rows. For a stored status, leave out the unknown ones and add the time of the status."""
+    """Return the rows of the panel.
+
+    For a stored status, omit unknown rows and add the time of the status.
+    """
     if status.as_of is None:
         return rows
     as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S} (stored status, because no worker responded)"

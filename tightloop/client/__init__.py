@@ -117,7 +117,7 @@ _MODULES = {name: module for module, names in _LATER.items() for name in names}
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a model when it is first accessed."""
+        """Import a model on first access."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

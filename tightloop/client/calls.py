@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Calls to Temporal over one connection, with time limits and translated errors.
+    """Calls to Temporal over one connection, with time limits and error translation.
 
     Attributes:
         listing: lists workflows, with the same time limits and error translation.
@@ -136,7 +136,10 @@ class Calls:
                     raise
 
     async def _refuse_plain(self, workflow_id: str) -> None:
-        """Reject a plain-text message to an encrypted workflow, because the workflow would drop it."""
+        """Raise an error instead of sending a plain-text message to an encrypted workflow.
+
+        The workflow would drop such a message.
+        """
         if self.is_plain and (await self.describe(workflow_id)).sealed:
             raise SettingsError(
                 f"{workflow_id} is encrypted, but this client would send the message in plain text, so nothing was "
@@ -146,7 +149,7 @@ class Calls:
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
-        """Return Temporal's description of a workflow's newest run without querying a worker.
+        """Return Temporal's description of a workflow's newest run. This does not need a worker.
 
         Raises:
             EpisodeNotFoundError: there is no episode or plan with this id.
@@ -173,7 +176,9 @@ class Calls:
         return execution.evolve(work=work, coder=next(coders, ""))
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow, of any type, that started a workflow's newest run, or "" if there is none.
+        """Return the id of the workflow that started this workflow's newest run, or "" if there is none.
+
+        The parent may be a workflow of any type.
 
         Raises:
             ServiceUnavailableError: Temporal does not respond. Retryable.
@@ -205,10 +210,11 @@ class Calls:
     ) -> None:
         """Start a workflow.
 
-        The id of a closed workflow is reused only if `replace` is set or the closed workflow was rejected when it
-        started.
+        The id of a closed workflow is reused only if `replace` is set, or if the closed workflow was rejected
+        when it started.
 
-        Requests with an origin in the memo are idempotent. Repeating such a request finds the workflow it started.
+        Requests with an origin in the memo are idempotent. Repeating such a request does not start another
+        workflow.
 
         Raises:
             IdTakenError: another request already started a workflow with this id.
@@ -264,7 +270,7 @@ class Calls:
         return origin in (newest.request, (await self.listing.find_newest_accepted(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
-        """Return whether an id can be used again because all of its runs were rejected when they started."""
+        """Return whether an id can be reused because all of its runs were rejected when they started."""
         try:
             return (await self.listing.find_newest_accepted(await self.describe(workflow_id))).refused
         except EpisodeNotFoundError:
@@ -287,10 +293,10 @@ class Calls:
         return IdTakenError(f"{what}, {execution.status}{ended}{goal}. Choose another id. {go_on}")
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
-        """Query a workflow, or one of its runs, which needs a worker.
+        """Query a workflow or one of its runs. This needs a worker.
 
         Raises:
-            ServiceUnavailableError: no worker responds, or Temporal does not. Retryable.
+            ServiceUnavailableError: no worker responds, or Temporal does not respond. Retryable.
         """
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id or None)
         try:
@@ -338,11 +344,12 @@ class Calls:
             name: name of the update.
             argument: argument of the update.
             timeout: time limit for the reply.
-            message_id: idempotency key. A repeated update returns the first reply. If empty, a new key is generated.
+            message_id: idempotency key. A repeated update returns the first reply. If empty, a key is
+                generated.
 
         Raises:
-            InvalidRequestError: the workflow rejects the update (the message has the reason), the workflow is closed,
-                or the argument is too large.
+            InvalidRequestError: the workflow is closed, the argument is too large, or the workflow rejects
+                the update. In the last case, the message contains the reason.
             ServiceUnavailableError: no worker responds. Retryable.
         """
         _check_size(name, argument)
@@ -366,7 +373,7 @@ class Calls:
         return answer
 
     async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
-        """Send an update, and repeat it with the same id if its workflow task was discarded.
+        """Send an update. If its workflow task was discarded, retry with the same id.
 
         Temporal discards a task if a new event arrives while the task is closing the run.
         """
@@ -389,7 +396,7 @@ class Calls:
 
     @asynccontextmanager
     async def bound_call(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
-        """Limit the duration of a call, and translate its errors to those of tightloop.
+        """Limit the duration of a call, and translate its errors to tightloop errors.
 
         Args:
             workflow_id: id of the target workflow; empty if there is none.
@@ -418,7 +425,7 @@ class Calls:
     async def _translate_error(
         self, error: RPCError, workflow_id: str, requested_at: datetime | None
     ) -> TightloopError:
-        """Translate an error from Temporal to one of tightloop's errors.
+        """Translate an error from Temporal to a tightloop error.
 
         Args:
             error: error raised by Temporal.
@@ -461,7 +468,7 @@ class Calls:
         return WrongStateError(f"{workflow_id} is closed and no longer accepts messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
-        """Translate the error for a call that Temporal itself rejected."""
+        """Translate the error for a call that Temporal rejected."""
         if "search attribute" not in message.lower():
             return InvalidRequestError(f"Temporal rejected the request: {message}")
         where = (self.address, self.client.namespace)

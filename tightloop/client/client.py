@@ -73,15 +73,18 @@ REPLAN_TIMEOUT = timedelta(minutes=15)
 
 @checks_arguments
 class TightloopClient(Viewer):
-    """Starts, watches and steers episodes and plans.
+    """Client for starting, watching and steering episodes and plans.
 
-    Methods look up the kind of run from its id. Every call has a time limit. In addition to the errors documented
-    below, each method raises `EpisodeNotFoundError` if the id is unknown and `SettingsError` if Temporal denies access.
-    Methods that take an `episode_id` or a `plan_id` raise `InvalidRequestError` if the id belongs to the other kind.
+    Methods determine the kind of a run from its id. Every call has a time limit.
 
-    Methods raise `ServiceUnavailableError` (retryable) if Temporal does not respond. Methods that need the workflow's
-    response also raise it if no worker is available. These are the methods for the timeline, request, checkpoints and
-    steps, for the status of an open run, and every method that returns the workflow's reply.
+    In addition to the errors documented below, each method raises `EpisodeNotFoundError` if the id is
+    unknown and `SettingsError` if Temporal denies access. Methods that take an `episode_id` or a
+    `plan_id` raise `InvalidRequestError` if the id belongs to the other kind.
+
+    Methods raise `ServiceUnavailableError` (retryable) if Temporal does not respond. Methods that need a
+    response from the workflow also raise this error if no worker is available. These methods are
+    `timeline`, `request`, `checkpoints`, `steps`, `status` for an open run, and all methods that return
+    the workflow's reply.
     """
 
     @classmethod
@@ -98,19 +101,22 @@ class TightloopClient(Viewer):
         """Connect with the same settings files and environment variables as the command line.
 
         Args:
-            target: Temporal's host and port; None to use those in the settings.
-            namespace: Temporal namespace; None to use the one in the settings.
-            settings: settings to use instead of files and environment variables. `Settings()` contains the defaults.
-            data_converter: data converter, which must match the workers'; None to use the one configured in the
-                settings.
-            interceptors: additional client interceptors, for example for tracing; see docs/operate/telemetry.md.
-            compare_keys: refuse to connect if the workers encrypt with keys that this client does not have. Disable
-                this for clients that only list or start runs; starting a run always compares the keys.
+            target: Temporal's host and port. None means the address in the settings.
+            namespace: Temporal namespace. None means the namespace in the settings.
+            settings: settings to use instead of files and environment variables. `Settings()` contains the
+                defaults.
+            data_converter: data converter, which must match the workers' converter. None means the converter
+                configured in the settings.
+            interceptors: additional client interceptors, for example for tracing. See
+                docs/operate/telemetry.md.
+            compare_keys: refuse to connect if the workers encrypt with keys that this client does not have.
+                This can be disabled for clients that only list or start runs, because `start` always compares
+                the keys.
 
         Raises:
             ServiceUnavailableError: Temporal does not respond within 5 s (retryable).
-            SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers' keys, or
-                the namespace does not exist.
+            SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers'
+                keys, or the namespace does not exist.
         """
         client_settings = (settings or load_settings()).at(target, namespace)
         converter = data_converter or converter_of(client_settings)
@@ -154,22 +160,25 @@ class TightloopClient(Viewer):
         replace: bool = False,
         request_id: str = "",
     ) -> str:
-        """Start an episode or a plan and return its id. Fields that the request omits are filled in from the settings.
+        """Start an episode or a plan and return its id.
+
+        Omitted fields of the request are filled in from the settings.
 
         Args:
             request: what to run.
             new_id: id to use; if None, an id is generated.
-            replace: reuse the id of a closed run. Its checkpoints and timeline are kept. A plan also keeps the results
-                of steps whose inputs have not changed.
-            request_id: idempotency key; requires `new_id`. Repeating a request with the same key does not start another
-                run.
+            replace: reuse the id of a closed run. Its checkpoints and timeline are kept. A plan also keeps
+                the results of steps whose inputs have not changed.
+            request_id: idempotency key; requires `new_id`. Repeating a request with the same key does not
+                start another run.
 
         Raises:
-            InvalidRequestError: the request or id is invalid. The error is a `PlanError` if the plan's text is invalid.
-            IdTakenError: another request already used the id for an open run, or for a closed run and `replace` is not
-                set. The message names that run.
-            SettingsError: the namespace does not have tightloop's search attributes, or its workers encrypt payloads
-                while this client would send plain text.
+            InvalidRequestError: the request or id is invalid. The error is a `PlanError` if the plan's text
+                is invalid.
+            IdTakenError: a run of another request has this id. If the run is closed, the error is raised only
+                without `replace`. The message names the run.
+            SettingsError: the namespace lacks tightloop's search attributes, or its workers encrypt payloads
+                but this client would send plain text.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest
@@ -232,10 +241,10 @@ class TightloopClient(Viewer):
         return workflow_id
 
     async def _is_home_of(self, workspace: str) -> bool:
-        """Return whether a worker on this host, with this state home, can open a workspace.
+        """Return whether a worker on this host can open a workspace.
 
-        Without this check, the first available worker would open it, possibly on another host that has a different
-        folder with the same path.
+        The worker must use the same state home. Without this check, a worker on another host might open a
+        different folder with the same path.
         """
         if not await asyncio.to_thread(os.path.isdir, workspace):
             return False
@@ -244,7 +253,9 @@ class TightloopClient(Viewer):
     # -- steer ----------------------------------------------------------------------------------
 
     async def pause(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
-        """Pause at the next safe point: an episode between two steps, a plan before it starts new steps. Idempotent.
+        """Pause a run at the next safe point. Idempotent.
+
+        An episode pauses between two steps. A plan pauses before it starts new steps.
 
         Raises:
             InvalidRequestError: the run is closed.
@@ -255,11 +266,12 @@ class TightloopClient(Viewer):
     async def resume(
         self, workflow_id: str, *, note: str = "", checkpoint_id: str | None = None, by: str = "operator"
     ) -> None:
-        """Resume a paused run, optionally with a note or (episodes only) from a checkpoint.
+        """Resume a paused run. An episode can also resume from a checkpoint.
 
         Raises:
-            WrongStateError: the run is closed, or its questions need a decision. Only a worker knows these, so without
-                one the message is sent, and the timeline says why the run stays paused. A note is always sent.
+            WrongStateError: the run is closed, or one of its questions needs a decision. Only a worker knows
+                the questions. If no worker responds, the message is sent, and the timeline explains why the
+                run stays paused. A note is always sent.
             InvalidRequestError: the checkpoint does not exist.
         """
         arguments = {"note": note, "by": by}
@@ -286,9 +298,9 @@ class TightloopClient(Viewer):
             )
 
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
-        """Permanently cancel an episode or a plan.
+        """Cancel an episode or a plan permanently.
 
-        An episode leaves its files as they are. A plan compensates the steps that define a compensation.
+        An episode leaves its files unchanged. A plan compensates the steps that define a compensation.
 
         Raises:
             InvalidRequestError: the run is closed.
@@ -310,15 +322,16 @@ class TightloopClient(Viewer):
         Args:
             workflow_id: id of the episode or plan that asked.
             option: name of the chosen option.
-            text: explanation, report, or the input that the option needs, such as the command of a check.
-            question: id of the question, or of its step or window; optional if only one open question has this option.
+            text: explanation, report, or input that the option needs, such as a check's command.
+            question: id of the question, or of its step or window. Optional if only one open question has
+                this option.
             by: name of the author.
-            message_id: idempotency key. Repeating a call with the same key has no further effect and returns the first
-                reply.
+            message_id: idempotency key. Repeating a call with the same key has no further effect and returns
+                the first reply.
 
         Raises:
-            InvalidRequestError: the question or option does not exist, the check to add can never fail, or the run is
-                closed.
+            InvalidRequestError: the question or option does not exist, the check to add can never fail, or
+                the run is closed.
         """
         from tightloop.episode.decisions import ADD
 
@@ -340,8 +353,8 @@ class TightloopClient(Viewer):
             episode_id: id of the episode.
             text: message for the planner. It never counts as the answer to a question.
             by: name of the author.
-            resumes: also end a pause that does not need a decision, and make sure that the planner reads the message
-                before the episode ends.
+            resumes: also end a pause that does not need a decision. The planner then reads the message before
+                the episode ends.
             message_id: idempotency key, as in `answer`.
 
         Raises:
@@ -380,7 +393,7 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Change an episode's goal, checks, hidden scenarios, executor or planner, and return the workflow's reply.
+        """Change an episode's goal, checks, scenarios, executor or planner. Return the workflow's reply.
 
         `message_id` is an idempotency key, as in `answer`.
 
@@ -406,9 +419,10 @@ class TightloopClient(Viewer):
     async def restore(
         self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Restore the state and files of a checkpoint, reopening the episode if it is closed. Return a summary.
+        """Restore the state and files of a checkpoint and return a summary.
 
-        `message_id` is an idempotency key, as in `answer`; it only applies while the episode is open.
+        A closed episode is reopened. `message_id` is an idempotency key, as in `answer`, but only while the
+        episode is open.
 
         Raises:
             InvalidRequestError: the checkpoint does not exist. The message lists the existing checkpoints.
@@ -445,8 +459,8 @@ class TightloopClient(Viewer):
         Args:
             episode_id: id of an open episode.
             to: name of the host, or its workspace task queue.
-            workspace: absolute path of the working tree on that host; if empty, the path stays the same.
-            reason: recorded in the timeline.
+            workspace: absolute path of the working tree on that host. If empty, the path stays the same.
+            reason: reason to record in the timeline.
             by: name of the author.
             message_id: idempotency key, as in `answer`.
 
@@ -469,12 +483,14 @@ class TightloopClient(Viewer):
         by: str = "operator",
         request_id: str = "",
     ) -> str:
-        """Start a new episode from a checkpoint, in its own git worktree, and return the new id.
+        """Start a new episode from a checkpoint and return its id.
+
+        The new episode has its own git worktree.
 
         Args:
             episode_id: id of the source episode.
             checkpoint_id: checkpoint of the source episode.
-            new_id: id to use; if None, an id is generated.
+            new_id: id to use. If None, an id is generated.
             by: name of the author.
             request_id: idempotency key, as in `start`.
 
@@ -497,9 +513,9 @@ class TightloopClient(Viewer):
     async def replan(
         self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Replace the text of a running plan. If no text is given, a planner writes it. Return the workflow's reply.
+        """Replace the text of a running plan and return the workflow's reply.
 
-        `message_id` is an idempotency key, as in `answer`.
+        If no text is given, a planner writes it. `message_id` is an idempotency key, as in `answer`.
 
         Raises:
             InvalidRequestError: the text is invalid. The message contains the line and column.
@@ -510,9 +526,9 @@ class TightloopClient(Viewer):
         )
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
-        """Start a ready step, even during a pause, or retry a failed step. Return the workflow's reply.
+        """Start a ready step or retry a failed step. Return the workflow's reply.
 
-        `message_id` is an idempotency key, as in `answer`.
+        A ready step can be started even during a pause. `message_id` is an idempotency key, as in `answer`.
 
         Raises:
             InvalidRequestError: the step does not exist or cannot be started.
@@ -576,5 +592,5 @@ class TightloopClient(Viewer):
 
 
 def _origin(request_id: str, *request: Any) -> str:
-    """Return the digest that identifies a repeated start request; empty without a request id."""
+    """Return the digest that identifies a repeated start request, or "" without a request id."""
     return hashlib.sha256(checked_json("start", [request_id, *request])).hexdigest() if request_id else ""

@@ -61,10 +61,10 @@ _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
 
 
 class SealedPayloadConverter(PydanticPayloadConverter):
-    """Converts payloads, rejects those that the codec rejected, and exposes their seals.
+    """Payload converter that fails on rejected payloads and exposes seals.
 
-    A workflow input gets its seal in the field `sealed_as`; a signal or update argument declared as `Any` becomes a
-    `SealedMessage`. Without authentication, there are no seals and values are not changed.
+    A workflow input gets its seal in the field `sealed_as`. A signal or update argument declared as `Any`
+    becomes a `SealedMessage`. Without authentication, there are no seals and values are not changed.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class SealedPayloadConverter(PydanticPayloadConverter):
         """Decode payloads to Python values.
 
         Raises:
-            ApplicationError: a payload was rejected. The error fails a workflow that is starting, rejects an update, or
-                drops a signal.
+            ApplicationError: a payload was rejected. The error fails a starting workflow, rejects an update,
+                or drops a signal.
         """
         hints: list[Any] = list(type_hints or [])
         hints += [None] * (len(payloads) - len(hints))
@@ -106,10 +106,10 @@ class SealedPayloadConverter(PydanticPayloadConverter):
 
 
 class ScrubbedFailures(DefaultFailureConverter):
-    """Removes secrets and personal data from messages and stack traces of failures."""
+    """Failure converter that removes secrets and personal data from messages and stack traces."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert an exception and its causes to a Temporal failure, without secrets and personal data."""
+        """Convert an exception and its causes to a Temporal failure without secrets or personal data."""
         super().to_failure(exception, payload_converter, failure)
         failure.message = scrub(failure.message)
         # The server replaces failures above 4 kB completely, including the reason; a recursion easily exceeds that.
@@ -117,14 +117,15 @@ class ScrubbedFailures(DefaultFailureConverter):
 
 
 class CheckedFailures(ScrubbedFailures):
-    """Accepts only failures whose origin is proven. Other failures become errors of type `RefusedPayload`.
+    """Failure converter that accepts only failures with a proven origin.
 
-    A failure does not need a payload, so the codec alone cannot reject a forged failure. Timeouts, cancellations and
-    terminations come from Temporal itself. They are accepted because they can only stop work.
+    Other failures become errors of type `RefusedPayload`. A failure does not need a payload, so the codec
+    alone cannot reject a forged failure. Timeouts, cancellations and terminations come from Temporal.
+    They are accepted because they can only stop work.
     """
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Convert a Temporal failure to the exception to raise."""
+        """Convert a Temporal failure to an exception."""
         # A copy, because the SDK still uses the original.
         checked = Failure()
         checked.CopyFrom(failure)
@@ -141,10 +142,10 @@ class CheckedFailures(ScrubbedFailures):
 
 
 class SealedFailures(CheckedFailures):
-    """Seals messages and stack traces of failures, with a proof of origin."""
+    """Failure converter that seals messages and stack traces and proves their origin."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert an exception and its causes to a Temporal failure with sealed texts."""
+        """Convert an exception and its causes to a Temporal failure with sealed text."""
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
             return  # already sealed: received from Temporal and passed on
@@ -155,15 +156,19 @@ class SealedFailures(CheckedFailures):
 
 
 class UncheckedSealedFailures(SealedFailures):
-    """Seals outgoing failures, but also accepts failures that are not sealed."""
+    """Failure converter that seals outgoing failures but also accepts unsealed ones."""
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Convert a Temporal failure to the exception to raise, even if the failure is not sealed."""
+        """Convert a Temporal failure to an exception, even if the failure is not sealed."""
         return DefaultFailureConverter.from_failure(self, failure, payload_converter)
 
 
 def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool:
-    """Return whether a failure has no content of its own or matches its sealed content."""
+    """Return whether a failure is authentic.
+
+    An application failure must match its sealed content. Other failures carry no content and are always
+    accepted.
+    """
     kind = failure.WhichOneof("failure_info")
     # The server creates all other kinds; only application failures carry content of ours.
     if kind not in (None, "application_failure_info"):
@@ -206,7 +211,7 @@ class _SealingConverter(DataConverter):
     """Variant of the SDK's data converter with a cheaper `with_context`."""
 
     def with_context(self, context: SerializationContext) -> Self:
-        """Return a copy whose codec has the context. No other part needs the context."""
+        """Return a copy whose codec uses the context. Other parts do not need the context."""
         copied = copy.copy(self)
         assert isinstance(self.payload_codec, SealingCodec)
         # The SDK's converter is a frozen dataclass.
@@ -215,9 +220,9 @@ class _SealingConverter(DataConverter):
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
-    """Open every payload in a Temporal message, such as a history, in place.
+    """Open every payload in a Temporal message in place, for example in a history.
 
-    Only use this to display the message.
+    Use this only to display the message.
 
     Raises:
         SettingsError: a key is missing.
@@ -235,7 +240,7 @@ def key_ids(message: Message) -> set[str]:
 
 
 def has_seals(message: Message) -> bool:
-    """Return whether a Temporal message has payloads that are sealed or were sealed before they were opened."""
+    """Return whether a Temporal message contains sealed payloads, including those already opened."""
     return any(
         OPENED_FIELD in payload.metadata or payload.metadata.get("encoding") == ENCRYPTED
         for payload in payloads_of(message)
@@ -252,7 +257,7 @@ def payloads_of(message: Message) -> Iterator[Payload]:
 
 
 def _messages(value: Any) -> list[Message]:
-    """Return the messages in a field, whether it is a single message, a list or a map."""
+    """Return the messages in a field, which may be a single message, a list or a map."""
     if isinstance(value, Message):
         return [value]
     if isinstance(value, str | bytes | int | float):
@@ -262,12 +267,13 @@ def _messages(value: Any) -> list[Message]:
 
 
 def data_converter(settings: "Settings", home: Path | None = None, *, claims: bool = False) -> DataConverter:
-    """Return the data converter that the settings call for.
+    """Return the data converter for the settings.
 
     Args:
         settings: current settings.
         home: folder of the default key file; None to use this host's state home.
-        claims: bind each message from Temporal's UI or CLI to the first workflow that receives it. Used by workers.
+        claims: bind each message from Temporal's UI or CLI to the first workflow that receives it. Used
+            by workers.
 
     Raises:
         SettingsError: the keys cannot be read.
@@ -277,7 +283,9 @@ def data_converter(settings: "Settings", home: Path | None = None, *, claims: bo
 
 
 def operator_codec(settings: "Settings", home: Path | None = None) -> PayloadCodec:
-    """Return the codec server's codec, which opens payloads for display and seals input from Temporal's UI and CLI.
+    """Return the codec for the codec server.
+
+    The codec opens payloads for display and seals input from Temporal's UI and CLI.
 
     Raises:
         SettingsError: the keys cannot be read.

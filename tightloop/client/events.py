@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Event(TimelineLine):
-    """Timeline event with its position, so that readers can continue after it."""
+    """Timeline event with its position. Readers can continue from this position."""
 
     cursor: str = ""
     """Cursor to continue after this event with `events` or `timeline`. It stays valid in later runs."""
@@ -33,7 +33,7 @@ class Event(TimelineLine):
 
 
 class ReadPosition(NamedTuple):
-    """Position of a reader: a run, and the number of lines read in it. All earlier runs have been read completely."""
+    """Position of a reader: a run and the number of lines read. All earlier runs were read completely."""
 
     run_id: str
     lines: int
@@ -49,7 +49,7 @@ Page = tuple[list[Event], ReadPosition, bool]
 
 
 def read_cursor(cursor: str) -> ReadPosition | None:
-    """Parse a cursor. An empty cursor means the first event.
+    """Parse a cursor. Return None for an empty cursor, which means the first event.
 
     Raises:
         InvalidRequestError: the text is not a cursor.
@@ -66,7 +66,7 @@ def read_cursor(cursor: str) -> ReadPosition | None:
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
-    """Return all runs up to the newest one, oldest first, except runs that were rejected when they started."""
+    """Return all runs up to the newest, oldest first. Runs that were rejected when they started are omitted."""
     runs: list[Execution] = []
     for _ in range(_LISTING_TRIES):
         runs = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
@@ -87,7 +87,7 @@ class EventReader:
     async def page(self, position: ReadPosition, newest: Execution) -> Page:
         """Return the next events of a run.
 
-        If Temporal ended the run without the workflow, the last event is Temporal's.
+        If Temporal forced the run to end, the last event describes this end.
 
         Raises:
             InvalidRequestError: the events after the position are no longer stored.
@@ -127,10 +127,10 @@ class EventReader:
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
     async def begin(self, newest: Execution, position: ReadPosition | None) -> ReadPosition:
-        """Return the position at which reading starts, which is the first event by default.
+        """Return the position where reading starts. The default is the first event.
 
         Raises:
-            InvalidRequestError: Temporal no longer stores the cursor's run.
+            InvalidRequestError: Temporal no longer stores the run in the cursor.
         """
         if position is not None and position.run_id == newest.run_id:
             return position
@@ -142,7 +142,7 @@ class EventReader:
         return position
 
     async def next_run(self, newest: Execution, position: ReadPosition) -> ReadPosition:
-        """Return the position at the start of the next run."""
+        """Return the start position of the next run."""
         runs = await self.runs(newest)
         # A run that Temporal has deleted is no longer listed; the oldest remaining one follows it.
         number = runs.index(position.run_id) + 1 if position.run_id in runs else 0
@@ -150,7 +150,7 @@ class EventReader:
 
 
 async def read_timeline(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
-    """Yield all events so far, oldest first, page by page; see `TightloopClient.timeline`."""
+    """Yield all past events, oldest first, page by page. See `TightloopClient.timeline`."""
     reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
     position = await reader.begin(newest, read_cursor(after))
     while True:
@@ -184,7 +184,10 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
 async def follow(
     calls: Calls, feed: Feed, workflow_id: str, after: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[Event]:
-    """Yield the events after a cursor, then new events until the workflow closes; see `TightloopClient.events`."""
+    """Yield the events after a cursor, followed by new events until the workflow closes.
+
+    See `TightloopClient.events`.
+    """
     reader, start = EventReader(calls, workflow_id), read_cursor(after)
     position = NOWHERE
 

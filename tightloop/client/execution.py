@@ -100,7 +100,7 @@ class Summary(Value):
 
 
 class Run(Value):
-    """Run of an episode or a plan. A new run follows after a large amount of work, a restore, a reset or a restart."""
+    """Run of an episode or a plan. Long work, a restore, a reset or a restart starts a new run."""
 
     run_id: str
     status: str
@@ -137,7 +137,7 @@ class Execution(Summary):
 
     @property
     def query_run_id(self) -> str:
-        """Run id for queries. It is empty for the newest run, which may change in the meantime."""
+        """Run id for queries. Empty for the newest run, because a new run may start at any time."""
         return "" if self.is_open else self.run_id
 
     @property
@@ -147,7 +147,7 @@ class Execution(Summary):
 
     @property
     def unfreeze(self) -> str:
-        """Advice on how to end Temporal's own pause."""
+        """Advice on how to end a pause that was set in Temporal."""
         return f"Resume it: {TEMPORAL} workflow unpause -w {self.id}"
 
 
@@ -161,9 +161,9 @@ async def read_execution(
 
     Args:
         info: description of a workflow with a type in `KINDS`.
-        converter: converter that decodes the memo. Values that it cannot decode are shown as not readable.
-        pause_reason: reason for Temporal's own pause, if known.
-        pending: activities that have not ended.
+        converter: converter that decodes the memo. Values that cannot be decoded are shown as unreadable.
+        pause_reason: reason for a pause that was set in Temporal, if known.
+        pending: activities that have not finished.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
     frozen = f"paused in Temporal{f': {pause_reason}' if pause_reason else ''}"
@@ -198,7 +198,7 @@ async def read_execution(
 
 
 def version_name(deployment: str, build_id: str) -> str:
-    """Return a Worker Deployment version in the form of Temporal's search attributes, or "" if there is none."""
+    """Return a Worker Deployment version in the format of Temporal's search attributes, or ""."""
     return f"{deployment}:{build_id}" if deployment else ""
 
 
@@ -215,8 +215,7 @@ def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
 async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:
     """Return the last heartbeat and the attempts of the only pending activity.
 
-    The result is None if there is not exactly one pending activity. Content that cannot be read or is not authentic is
-    omitted.
+    Return None unless exactly one activity is pending. Unreadable or unauthentic content is omitted.
     """
     activities = list(pending)
     if len(activities) != 1:
@@ -247,9 +246,9 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
 
 
 def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
-    """Return the object in an opened payload.
+    """Return the JSON object in an opened payload.
 
-    The result is empty for other values and, with `strict`, for unsealed payloads.
+    The result is empty for other values. With `strict`, it is also empty for unsealed payloads.
     """
     if strict and OPENED_FIELD not in payload.metadata:
         return {}
@@ -268,7 +267,10 @@ def _failure_text(failure: Failure, *, strict: bool) -> str:
 
 
 def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str, now: datetime) -> str:
-    """Describe the longest wait of an activity for a worker. Return "" if none waits longer than `_LONG_WAIT`."""
+    """Describe the activity that has been waiting longest for a worker.
+
+    Return "" if no activity has been waiting longer than `_LONG_WAIT`.
+    """
     waiting = sorted(
         (since, activity.activity_options.task_queue.name or main_queue)
         for activity in pending
@@ -278,7 +280,7 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
 
 
 def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
-    """Return the memo that Temporal stores for use in lists, with a scrubbed title."""
+    """Return the memo that Temporal stores for lists. Its title is scrubbed."""
     # Scrub before truncating: half of a secret would not be recognized.
     title = scrub(start.title)[:_MEMO_CHARACTERS]
     return {"goal": title, "workspace": start.workspace, "executor": start.executor_name}
@@ -297,7 +299,7 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
 
 
 def _status_word(kind: Kind, number: int, attribute: str) -> str:
-    """Return the status for Temporal's status number and the value of `TightloopStatus`."""
+    """Return the status for Temporal's status number and the attribute `TightloopStatus`."""
     if attribute in _ENDS.get(number, ()):
         return attribute
     if number == PAUSED:
@@ -324,8 +326,8 @@ def registration_command(address: str, namespace: str, wrong: Mapping[str, str] 
     Args:
         address: address of the server.
         namespace: namespace in which to register them.
-        wrong: missing attributes with their current type, which is empty if the name does not exist; None if all are
-            missing.
+        wrong: missing attributes, each with its current type, or "" if the name does not exist. None
+            means that all are missing.
     """
     lacking = dict.fromkeys(SEARCH_ATTRIBUTES, "") if wrong is None else wrong
     where = f"--address {address} --namespace {namespace}"
@@ -337,5 +339,5 @@ def registration_command(address: str, namespace: str, wrong: Mapping[str, str] 
 
 
 def setup_command(address: str, namespace: str) -> str:
-    """Return the tightloop shell command that sets up a namespace."""
+    """Return the shell command that sets up a namespace for tightloop."""
     return f"tightloop --address {address} setup --namespace {namespace}"

@@ -28,7 +28,7 @@ _MAKE_ONE = "Create one: tightloop keys new"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Keys by id. The `current` key seals payloads; the others are only used to open older payloads."""
+    """Keys by id. The `current` key seals payloads. The other keys only open older payloads."""
 
     current: str
     # Not in the repr, which ends up in logs and tracebacks.
@@ -37,28 +37,31 @@ class KeyRing:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Key ids: the current one, then the others (newest first if the ids start with a date)."""
+        """Key ids, starting with the current one.
+
+        The other ids follow, newest first if they start with a date.
+        """
         return (self.current, *sorted((key for key in self.keys if key != self.current), reverse=True))
 
     def with_new_key(self) -> "KeyRing":
-        """Return the ring with a new current key, keeping the old keys."""
+        """Return a copy of the ring with a new current key. The old keys are kept."""
         generated = new_ring()
         return KeyRing(generated.current, {**self.keys, **generated.keys})
 
     def as_json(self) -> str:
-        """Return the key ring as the content of a key file, including the keys."""
+        """Return the ring as the JSON content of a key file, including the secret keys."""
         keys = {key_id: base64.b64encode(self.keys[key_id]).decode() for key_id in self.ids}
         return json.dumps({"current": self.current, "keys": keys}, indent=1) + "\n"
 
 
 def new_ring() -> KeyRing:
-    """Return a ring with one random key, whose id starts with today's date."""
+    """Return a ring with one random key. The key's id starts with today's date."""
     key_id = f"{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(3)}"
     return KeyRing(key_id, {key_id: secrets.token_bytes(KEY_BYTES)})
 
 
 def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
-    """Return the path of the key file, which may not exist."""
+    """Return the path of the key file. The file may not exist."""
     path = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
     return path if path.is_absolute() else (home or state_home()) / path
 
@@ -66,10 +69,10 @@ def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
 def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
     """Read the keys.
 
-    On the server's own host, missing keys are created unless `privacy.encrypt` is on.
+    On the server's host, missing keys are created unless `privacy.encrypt` is on.
 
     Raises:
-        SettingsError: the keys cannot be read, or they are missing and have to be copied or created.
+        SettingsError: the keys cannot be read, or are missing and must be copied or created.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
     # With `privacy.encrypt` a missing file is an error: a fresh key could not open what the lost one sealed.
@@ -88,7 +91,7 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
 
 
 def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the existing keys without creating any.
+    """Return the existing keys without creating new ones.
 
     The ring is empty if the keys will be created on first use.
 
@@ -101,7 +104,7 @@ def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
 
 
 def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
-    """Read the keys from the configured variable, otherwise from the key file.
+    """Read the keys from the configured environment variable, or from the key file by default.
 
     Raises:
         SettingsError: the keys are missing, readable by others, or invalid.
@@ -127,10 +130,10 @@ def _format_reason(privacy: "PrivacySettings") -> str:
 
 
 def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
-    """Atomically write the key file, readable only by this user.
+    """Write the key file atomically. Only this user can read it.
 
     Raises:
-        SettingsError: the file exists and `replace` is not set, or it cannot be written.
+        SettingsError: the file cannot be written, or it exists and `replace` is not set.
     """
     try:
         _write(path, ring, replace=replace)

@@ -32,9 +32,9 @@ class Listing:
         self._client, self._bounded = client, bounded
 
     async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
-        """Yield the newest run of each workflow: open runs first, then the most recently closed ones.
+        """Yield the newest run of each workflow. Open runs come first, then the most recently closed ones.
 
-        Runs that were continued as new are omitted, and a restored episode is listed only once.
+        Runs that were continued as new are omitted. A restored episode is listed only once.
         """
         query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
@@ -61,13 +61,16 @@ class Listing:
         return tuple([await self._read(info) for info in infos])
 
     async def find_newest_accepted(self, newest: Execution) -> Execution:
-        """Return the newest run that was not rejected when it started, or the newest run if all were rejected."""
+        """Return the newest run that was not rejected when it started.
+
+        If all runs were rejected, return the newest one.
+        """
         if not newest.refused:
             return newest
         return next((run for run in reversed(await self.runs(newest.id)) if not run.refused), newest)
 
     async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
-        """Return the error for an unknown id, with the closest existing ids."""
+        """Return the error for an unknown id, including the closest existing ids."""
         request = service.ListWorkflowExecutionsRequest(
             namespace=self._client.namespace, page_size=_SUGGESTED, query=_of_kind(kind)
         )
@@ -105,7 +108,7 @@ class Listing:
 
 
 def _of_kind(kind: Kind | None) -> str:
-    """Return the list query for one kind or all kinds, excluding runs that were continued as new."""
+    """Return the list query for one kind or all kinds. Runs continued as new are excluded."""
     types = ", ".join(f'"{name}"' for name, type_kind in KINDS.items() if kind in (None, type_kind))
     return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
 
@@ -130,7 +133,7 @@ class History:
         return moment(event.event_time) if event else None
 
     async def forced_end(self, workflow_id: str, run_id: str) -> TimelineLine | None:
-        """Return the event with which Temporal forced the end of a run, or None if the workflow ended by itself."""
+        """Return the timeout or termination that ended a run, or None if the workflow ended normally."""
         event = await self._newest(workflow_id, run_id)
         if event is None:
             return None
@@ -180,7 +183,7 @@ class History:
         return inputs[0]
 
     async def as_json(self, workflow_id: str, run_id: str) -> str:
-        """Return a run's decrypted history as JSON in the format of Temporal's tools."""
+        """Return a run's decrypted history in the JSON format of Temporal's tools."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
         async with self._bounded(workflow_id, HISTORY_TIMEOUT):
             recorded = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)

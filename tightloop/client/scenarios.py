@@ -49,12 +49,12 @@ class Large(TestCase):
 
 
 def write_template(folder: Path) -> None:
-    """Write an example to a new folder. Raises the same errors as `write_scenarios`."""
+    """Write example scenarios to a new folder. Raises the same errors as `write_scenarios`."""
     _write(folder, _EXAMPLE, {"hidden/test_large.py": _EXAMPLE_TEST.encode()})
 
 
 def write_scenarios(folder: Path, bundle: ScenarioBundle) -> None:
-    """Write scenarios to a new folder, from which `read_scenarios` reads them.
+    """Write scenarios to a new folder in the format of `read_scenarios`.
 
     Raises:
         InvalidRequestError: the folder exists or cannot be created.
@@ -77,7 +77,7 @@ def _write(folder: Path, text: str, files: Mapping[str, bytes]) -> None:
 
 
 def read_scenarios(path: Path) -> ScenarioBundle:
-    """Read a folder or a YAML file with scenarios.
+    """Read scenarios from a folder or a YAML file.
 
     Raises:
         InvalidRequestError: the file or folder cannot be read or is invalid.
@@ -111,7 +111,10 @@ def _read_files(folder: Path) -> "list[tuple[str, str]]":
 
 
 class ScenarioStore:
-    """Encrypted bundles in the state home, which no sandbox shows to agents, checks or planners."""
+    """Encrypted scenario bundles in the state home.
+
+    Sandboxes hide these files from agents, checks and planners.
+    """
 
     def __init__(self, settings: "Settings", home: Path | None = None) -> None:
         self._folder = (home or state_home()) / "scenarios"
@@ -119,10 +122,13 @@ class ScenarioStore:
         self._keys = Keys(read=lambda: present_ring(settings, home), make=lambda: ring_of(settings, home))
 
     def commit(self, path: Path, *, workspace: Path | None = None) -> HiddenScenarios:
-        """Store the scenarios of a folder, a YAML file or an encrypted bundle, and return the commitment.
+        """Store scenarios and return their commitment.
+
+        The scenarios are read from a folder, a YAML file or an encrypted bundle.
 
         Raises:
-            InvalidRequestError: the scenarios cannot be read, are invalid, or are inside the workspace in plain text.
+            InvalidRequestError: the scenarios cannot be read, are invalid, or are in plain text inside the
+                workspace.
         """
         bundle = self.read(path, workspace=workspace)
         return self.store(bundle)
@@ -137,13 +143,13 @@ class ScenarioStore:
         return commitment
 
     def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
-        """Store the last line printed by each failing drafted scenario, keyed by its number starting at 0."""
+        """Store the last line printed by each failing drafted scenario. Scenarios are numbered from 0."""
         private_folder(self._folder)
         content = encrypt_file(self._keys, _HEAD, "answers", json.dumps(answers).encode())
         write_private(self._folder / f"{digest}.answers", content, replace=True)
 
     def find_answers(self, digest: str) -> dict[int, str]:
-        """Return the lines that `store_answers` stored last.
+        """Return the lines most recently stored by `store_answers`.
 
         The result is empty if no drafted scenario has failed in a proof.
         """
@@ -154,7 +160,10 @@ class ScenarioStore:
         return {int(number): line for number, line in stored.items()}
 
     def read(self, path: Path, *, workspace: Path | None = None) -> ScenarioBundle:
-        """Read a folder, a YAML file or an encrypted bundle. Raises the same errors as `commit`."""
+        """Read scenarios from a folder, a YAML file or an encrypted bundle.
+
+        Raises the same errors as `commit`.
+        """
         if path.is_file() and (sealed := _read_bundle(path)) is not None:
             return self._open(sealed, f"the bundle {path}")
         folders = [Path(folder).expanduser() for folder in self._visible] + ([workspace] if workspace else [])
@@ -190,7 +199,7 @@ class ScenarioStore:
         return bundle
 
     def find(self, digest: str) -> ScenarioBundle | None:
-        """Return earlier scenarios by digest, or None if this host no longer has them."""
+        """Return the scenarios with this digest, or None if this host no longer has them."""
         sealed = _read_bundle(self._file(digest))
         return None if sealed is None else self._open(sealed, f"the hidden scenarios {digest[:12]}")
 

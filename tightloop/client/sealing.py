@@ -69,11 +69,14 @@ def sealing_as(kind: SealKind) -> Iterator[None]:
 
 
 class RefusedError(Exception):
-    """The payload is not authentic. The error's text is the reason."""
+    """Error for a payload that is not authentic. The message contains the reason."""
 
 
 class _PayloadOwner(NamedTuple):
-    """Workflow or activity that a payload belongs to. The activity fields are empty for a workflow's payload."""
+    """Workflow or activity that a payload belongs to.
+
+    For a workflow's payload, the activity fields are empty.
+    """
 
     namespace: str = ""
     workflow: str = ""
@@ -82,15 +85,15 @@ class _PayloadOwner(NamedTuple):
 
 
 class Keys:
-    """Key source of the codec. It also finds keys that are added to the key file later.
+    """Source of the codec's keys. Keys that are added to the key file later are also found.
 
     Args:
-        ring: key ring. The current key seals payloads, and all keys can open them. If None, the keys are loaded on
-            first use.
-        read: function that loads the keys. It is called again for an unknown key id, at most every `RELOAD_SECONDS`, so
-            that a running process can open payloads sealed with a newer key.
-        make: function that creates keys if `read` finds none and a payload has to be sealed. It is never called to open
-            a payload.
+        ring: key ring. The current key seals payloads, and all keys can open them. If None, the keys are
+            loaded on first use.
+        read: function that loads the keys. For an unknown key id, it is called again, at most once every
+            `RELOAD_SECONDS`. A running process can therefore open payloads sealed with a newer key.
+        make: function that creates keys if `read` finds none and a payload must be sealed. It is never
+            called to open a payload.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class Keys:
         return self._ring.current
 
     def holds(self, key_id: str) -> bool:
-        """Return whether the key with this id is available.
+        """Return whether a key with this id is available.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -163,9 +166,10 @@ class Keys:
 
 
 def encrypt_file(keys: Keys, head: bytes, name: str, content: bytes) -> bytes:
-    """Encrypt a file (AES-256-GCM, NIST SP 800-38D) so that it can only be decrypted under this name.
+    """Encrypt a file so that it can be decrypted only under this name.
 
-    `head` identifies the kind of file and starts the result. Raises the same errors as `Keys.cipher`.
+    The file is encrypted with AES-256-GCM (NIST SP 800-38D). The result starts with `head`, which
+    identifies the kind of file. Raises the same errors as `Keys.cipher`.
     """
     key, nonce = keys.current.encode(), os.urandom(NONCE_BYTES)
     opening = head + bytes([len(key)]) + key
@@ -174,7 +178,7 @@ def encrypt_file(keys: Keys, head: bytes, name: str, content: bytes) -> bytes:
 
 
 def decrypt_file(keys: Keys, head: bytes, name: str, sealed: bytes, *, what: str) -> bytes:
-    """Decrypt the result of `encrypt_file`. `what` describes the file in errors.
+    """Decrypt the result of `encrypt_file`. `what` describes the file in error messages.
 
     Raises:
         ArtifactCorruptError: the file was changed, or it was encrypted for another purpose or name.
@@ -199,7 +203,10 @@ def decrypt_file(keys: Keys, head: bytes, name: str, sealed: bytes, *, what: str
 
 @dataclass(frozen=True)
 class SealingCodec(PayloadCodec, WithSerializationContext):
-    """Seals outgoing payloads and opens incoming ones. Each payload is bound to the context that the SDK passes."""
+    """Codec that seals outgoing payloads and opens incoming ones.
+
+    Each payload is bound to the context that the SDK passes.
+    """
 
     keys: Keys
     strict: bool = True
@@ -220,7 +227,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self.seal(payload, self._kind) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open each payload. Payloads that are not authentic become `binary/refused`, with the reason as their data."""
+        """Open each payload.
+
+        A payload that is not authentic becomes `binary/refused`, and its data is the reason.
+        """
         return [self._open_or_refuse(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
@@ -238,9 +248,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
 
     def open(self, payload: Payload) -> Payload:
-        """Open a payload without checking its context, for readers that only display it.
-
-        Unsealed payloads are accepted.
+        """Open a payload for display without checking its context. Unsealed payloads are accepted.
 
         Raises:
             SettingsError: the payload's key is missing, or the payload was modified.
@@ -294,7 +302,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return _with_seal_text(plain, seal.text if self.strict else "")
 
     def _unseal(self, payload: Payload) -> tuple[Payload, Seal]:
-        """Open a payload that was sealed for this context, and return it with its seal.
+        """Open a payload that was sealed for this context. Return the payload and its seal.
 
         Raises:
             RefusedError: the payload was sealed for another context or not at all.
@@ -331,10 +339,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             raise RefusedError("it is a copy of a message to another workflow")
 
     def _decrypt(self, payload: Payload) -> tuple[list[str], Payload]:
-        """Decrypt a payload, and return it with the values it is bound to.
+        """Decrypt a payload. Return the values that it is bound to, and the decrypted payload.
 
         Raises:
-            RefusedError: the payload was modified, or its key id belongs to another key here.
+            RefusedError: the payload was modified, or its key id refers to a different key on this host.
             SettingsError: the payload's key is missing.
         """
         key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
@@ -354,10 +362,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
 
 class ReadingCodec(PayloadCodec):
-    """Opens sealed payloads without checking their context, to replay histories recorded elsewhere.
+    """Codec that opens payloads without checking their context. Used to replay recorded histories.
 
     Args:
-        codec: codec with the keys; None if nothing is sealed.
+        codec: codec with the keys, or None if nothing is sealed.
     """
 
     def __init__(self, codec: SealingCodec | None) -> None:
@@ -377,26 +385,27 @@ class ReadingCodec(PayloadCodec):
 
 
 class OperatorCodec(PayloadCodec):
-    """Codec server's codec for Temporal's UI and CLI. It seals their input as coming from an operator.
+    """Codec of the codec server for Temporal's UI and CLI.
+
+    Input from the UI and CLI is sealed as coming from an operator.
 
     Args:
-        codec: codec with the keys. If None, payloads are not sealed and are passed through unchanged.
+        codec: codec with the keys. If None, payloads are passed through unchanged.
     """
 
     def __init__(self, codec: SealingCodec | None) -> None:
         self._codec = codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload for starting, signalling or updating any one workflow within a limited time."""
+        """Seal each payload so that it can be sent to any one workflow within a limited time."""
         codec = self._codec
         return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Open sealed payloads for display.
 
-        Payloads that cannot be opened stay sealed, and the reason is added to their metadata.
-
-        One failure must not affect the other payloads, because Temporal's CLI sends all rows of a list at once.
+        A payload that cannot be opened stays sealed, and the reason is added to its metadata. One failure
+        must not affect the other payloads, because Temporal's CLI sends all rows of a list at once.
         """
         codec = self._codec
         return [self._open_or_mark(codec, payload) if codec else payload for payload in payloads]
@@ -419,7 +428,7 @@ def _is_command() -> bool:
 
 
 def _with_seal_text(payload: Payload, text: str) -> Payload:
-    """Return a payload with its seal's text in the metadata. If there is no text, remove it from the metadata."""
+    """Return a payload with its seal's text in the metadata. Without text, remove the metadata entry."""
     if not (text or OPENED_FIELD in payload.metadata):
         return payload
     opened = Payload()

@@ -59,9 +59,9 @@ class SetupStep(NamedTuple):
 
 
 class NotAllowedError(SettingsError):
-    """This connection does not have the permissions for the setup.
+    """Error for a connection that lacks the permissions for the setup.
 
-    The message contains the command for an administrator.
+    The message contains the command that an administrator can run.
     """
 
 
@@ -76,16 +76,17 @@ async def connect_and_set_up(
 async def set_up(
     calls: Calls, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
 ) -> tuple[SetupStep, ...]:
-    """Set up a connection's namespace and return the steps with their results. Idempotent.
+    """Set up the namespace of a connection and return the result of each step. Idempotent.
 
     Args:
         calls: calls over the connection.
         create: create a missing namespace.
-        retention: retention period for closed workflows; None to keep the current one.
-        dry_run: only check, without changing anything.
+        retention: retention period for closed workflows. None keeps the current period.
+        dry_run: only check the namespace, without changing anything.
 
     Raises:
-        SettingsError: the namespace does not exist, or one of its search attributes has a different type than expected.
+        SettingsError: the namespace does not exist, or one of its search attributes has a different type
+            than expected.
         NotAllowedError: Temporal denies permission.
     """
     namespace_part = await _namespace(calls, create, retention, dry_run)
@@ -99,7 +100,9 @@ async def set_up(
 
 
 async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
-    """Return the tightloop search attributes missing in the namespace, each with its wrong type or an empty string.
+    """Return tightloop's search attributes that are missing or have the wrong type.
+
+    The value of each attribute is the wrong type, or "" if the attribute is missing.
 
     Raises:
         NotAllowedError: Temporal denies permission.
@@ -232,12 +235,15 @@ async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> 
 
 
 def is_cloud(address: str) -> bool:
-    """Return whether a server is Temporal Cloud, which has a different API for namespaces and search attributes."""
+    """Return whether a server is Temporal Cloud.
+
+    Temporal Cloud has a different API for namespaces and search attributes.
+    """
     return address.rpartition(":")[0].endswith(CLOUD_HOSTS)
 
 
 def _by_hand(calls: Calls, wrong: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Return the commands that add search attributes on a self-hosted server and in Temporal Cloud."""
+    """Return the commands that add search attributes, for a self-hosted server and for Temporal Cloud."""
     namespace = calls.client.namespace
     names = SEARCH_ATTRIBUTES if wrong is None else wrong
     added = " ".join(f"--search-attribute {name}={SEARCH_ATTRIBUTES[name]}" for name in names)
@@ -252,10 +258,11 @@ def _duration(value: timedelta) -> Duration:
 
 
 async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
-    """Refuse to start in plain text if a task queue's workers encrypt, or with a key that they do not have.
+    """Refuse a start that the workers of a task queue could not read or would not accept.
 
-    A worker's identity shows whether it encrypts, and with which key. If no worker is polling, the queue's newest run
-    is used instead. A queue without any runs cannot be checked.
+    The start is refused if the workers encrypt but this client does not, or if their keys differ. The
+    identity of a worker contains the id of its key. If no worker is polling, the queue's newest run is
+    checked instead. A queue without runs cannot be checked.
 
     Raises:
         SettingsError: the start was refused. Nothing was sent.
@@ -276,9 +283,9 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
 
 
 async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
-    """Refuse to connect if a worker on a task queue encrypts with a key that is missing here.
+    """Refuse to connect if a worker on a task queue uses a key that this client does not have.
 
-    No key is created. The check takes one call, and is skipped for a role that may only start and steer.
+    No key is created. The check takes one call. Roles that may only start and steer runs skip the check.
 
     Raises:
         SettingsError: neither side could read the other's payloads.
@@ -311,9 +318,9 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Find a worker whose key is missing here, and return the beginning of a sentence about it.
+    """Return the beginning of a sentence about a worker whose key is missing on this host.
 
-    Return "" if there is none.
+    Return "" if there is no such worker.
     """
     codec = calls.client.data_converter.payload_codec
     if not isinstance(codec, SealingCodec):
@@ -342,7 +349,7 @@ async def _has_sealed_memo(calls: Calls, task_queue: str) -> bool:
 
 @dataclass(frozen=True)
 class Topology:
-    """Workers of an installation, by the task queues that they serve."""
+    """Workers of an installation, grouped by task queue."""
 
     main_queue: str
     main: tuple[Poller, ...]
@@ -367,7 +374,7 @@ class Topology:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Missing workers, each described by a sentence that contains the command to start it."""
+        """Sentences about missing workers, each with the command to start the worker."""
         problems = []
         if not self.workflows:
             problems.append(

@@ -25,12 +25,12 @@ _TLS_VARIABLES = {
 
 
 def token_file(home: Path | None = None) -> Path:
-    """Return the path of the token file, which may not exist."""
+    """Return the path of the token file. The file may not exist."""
     return (home or state_home()) / _UI_FILE
 
 
 def ui_token(home: Path | None = None) -> str:
-    """Return the token for the Temporal Web UI, and create its file if it is missing.
+    """Return the token for the Temporal Web UI. Create the token file if it is missing.
 
     The token grants access to the UI and to decrypted payloads.
 
@@ -41,14 +41,15 @@ def ui_token(home: Path | None = None) -> str:
 
 
 def has_sign_in(settings: Settings) -> bool:
-    """Return whether the Web UI belongs to the embedded server, which requires users to sign in."""
+    """Return whether the Web UI belongs to the embedded server. Its users have to sign in."""
     return settings.temporal.address.rpartition(":")[0] in LOOPBACK_HOSTS
 
 
 def signed_in(settings: Settings, url: str) -> str:
-    """Return a single-use link that opens a Web UI page and signs in the browser. It is valid for `UI_LINK_SECONDS`.
+    """Return a single-use link that opens a Web UI page and signs the browser in.
 
-    A cluster's UI has its own login, so links to it are returned unchanged.
+    The link is valid for `UI_LINK_SECONDS`. A cluster's UI has its own login, so links to it are returned
+    unchanged.
 
     Raises:
         SettingsError: the token cannot be used, or the port belongs to another user.
@@ -62,9 +63,10 @@ def signed_in(settings: Settings, url: str) -> str:
 
 
 def temporal_variables(settings: Settings) -> dict[str, str]:
-    """Return the environment variables for Temporal's command line that match the settings, quoted for a shell.
+    """Return environment variables that configure Temporal's command line to match the settings.
 
-    Secrets are referenced, not included. Temporal itself reads the secrets in its own configuration.
+    The values are quoted for a shell. Secrets are referenced, not included. Temporal reads secrets in its
+    own configuration.
 
     Raises:
         SettingsError: the codec's port belongs to another user.
@@ -98,7 +100,9 @@ PATH = "/login"
 
 
 def page_link(settings: Settings, path: str = "/") -> str:
-    """Return a single-use link that opens the page and signs in the browser. It is valid for `LINK_SECONDS`.
+    """Return a single-use link that opens a page and signs the browser in.
+
+    The link is valid for `LINK_SECONDS`.
 
     Raises:
         SettingsError: the key cannot be used, or the port belongs to another user.

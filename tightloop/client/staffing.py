@@ -30,7 +30,7 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
 
 
 async def count_open(calls: Calls, version: str) -> int:
-    """Count the open workflows of a version."""
+    """Count the open workflows of a worker version."""
     query = f'TemporalWorkerDeploymentVersion = "{version}" AND ExecutionStatus = "Running"'
     async with calls.bound_call("", CALL_TIMEOUT):
         return (await calls.client.count_workflows(query)).count
@@ -38,7 +38,7 @@ async def count_open(calls: Calls, version: str) -> int:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Steps waiting on a task queue. Temporal's counts are approximate and a few seconds old."""
+    """Steps waiting on a task queue. The counts are approximate and a few seconds old."""
 
     count: int
     oldest: timedelta
@@ -49,7 +49,7 @@ class Backlog:
         return self.by_priority.get(urgency, 0)
 
     def __str__(self) -> str:
-        """Return a text with the number of waiting steps, the longest wait, and their order."""
+        """Return the number of waiting steps, the longest wait and the order of the steps as text."""
         names = {Urgency.PERSON_WAITS: "that a person waits for", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{format_count(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
@@ -57,7 +57,10 @@ class Backlog:
 
 
 async def backlog_of(calls: Calls, queue: str) -> Backlog:
-    """Return the steps waiting for a free slot on a task queue; empty if the server does not count them."""
+    """Return the steps that are waiting for a free slot on a task queue.
+
+    The result is empty if the server does not count waiting steps.
+    """
     request = service.DescribeTaskQueueRequest(
         namespace=calls.client.namespace,
         task_queue=taskqueue.TaskQueue(name=queue),
@@ -72,7 +75,10 @@ async def backlog_of(calls: Calls, queue: str) -> Backlog:
 
 
 async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
-    """Return the task queues with this prefix that have a worker; empty if the server has no worker list."""
+    """Return the task queues with this prefix that have a worker.
+
+    The result is empty if the server does not list workers.
+    """
     beats = await read_heartbeats(calls.client, calls.bound_call, f"TaskQueue STARTS_WITH '{prefix}'")
     return tuple(sorted({beat.task_queue for beat in alive(beats)}))
 
@@ -98,9 +104,10 @@ class _RequestQueues(Value):
 
 
 async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[UnservedHost, ...]:
-    """Return the hosts with open work but no worker, based on the first `ASKED_MOST` workflows in Temporal's list.
+    """Return the hosts that have open work but no worker.
 
-    Only the workflow itself knows its host. Workflows that do not respond within `ASK_SECONDS` are omitted.
+    Only a workflow knows its host, so the first `ASKED_MOST` workflows in Temporal's list are queried.
+    Workflows that do not respond within `ASK_SECONDS` are omitted.
 
     Raises:
         ServiceUnavailableError: Temporal does not respond. Retryable.

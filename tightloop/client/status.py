@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Feed:
-    """Long poll for the events of one workflow. All of its followers share the poll and a cache for their reads."""
+    """Long poll for the events of one workflow. All followers share the poll and a read cache."""
 
     def __init__(self, calls: Calls, workflow_id: str) -> None:
         self._calls, self._id = calls, workflow_id
@@ -65,7 +65,10 @@ class Feed:
         self.polling: asyncio.Task[None] | None = None
 
     async def read(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`, which all followers share until the next change. Errors are not cached."""
+        """Return the result of `ask`. All followers share it until the next change.
+
+        Errors are not cached.
+        """
         if name not in self._reads:
             self._reads[name] = asyncio.ensure_future(ask())
             # Retrieve the exception, which asyncio would log if all followers have left.
@@ -84,7 +87,7 @@ class Feed:
                 del self._reads[name]
 
     async def wait_for_change(self, since: int) -> None:
-        """Wait until the workflow may have changed since `moves` had the value `since`."""
+        """Wait until the workflow may have changed. `since` is an earlier value of `moves`."""
         # No `await` between comparison and wait, so that no change is lost.
         if self.moves == since:
             with contextlib.suppress(TimeoutError):
@@ -114,7 +117,7 @@ class Feed:
             await asyncio.sleep(wait.total_seconds())
 
     async def _follow(self, run_id: str) -> None:
-        """Wake the followers at each relevant event of a run until it ends."""
+        """Wake the followers at each relevant event until the run ends."""
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self._calls.client.namespace,
             execution=common.WorkflowExecution(workflow_id=self._id, run_id=run_id),
@@ -134,7 +137,7 @@ class Feed:
 
 
 class Feeds:
-    """Feeds of one connection. A feed exists as long as its workflow is followed."""
+    """Feeds of one connection. A feed exists while its workflow is being followed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -142,7 +145,7 @@ class Feeds:
 
     @asynccontextmanager
     async def following(self, workflow_id: str, interval: timedelta = POLL_INTERVAL) -> AsyncIterator[Feed]:
-        """Share the feed of a workflow with its other followers. The poll ends with the last follower."""
+        """Share the feed of a workflow among its followers. Polling stops when the last follower leaves."""
         feed = self._feeds.setdefault(workflow_id, Feed(self._calls, workflow_id))
         feed.followers += 1
         feed.interval = min(feed.interval, interval)
@@ -165,7 +168,7 @@ _RESOLVE_AMONG = 500
 
 
 def choose_id(kind: Kind, new_id: str | None) -> str:
-    """Return the id that the caller chose, or generate a new one.
+    """Return the id chosen by the caller, or generate a new id.
 
     Raises:
         InvalidRequestError: the id contains invalid characters, is too long, or is `last`.
@@ -183,7 +186,9 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
 
 
 async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
-    """Return Temporal's description of the newest run, ignoring runs that were rejected when they started.
+    """Return Temporal's description of the newest run.
+
+    Runs that were rejected when they started are ignored.
 
     Raises:
         EpisodeNotFoundError: there is no episode or plan with this id.
@@ -199,7 +204,10 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
 
 
 async def _with_request(calls: Calls, execution: Execution) -> Execution:
-    """Fill in data from the run's input if `temporal workflow start` started the run without tightloop's memo."""
+    """Add data from the run's input to the description of a run.
+
+    A run that was started with `temporal workflow start` does not have tightloop's memo.
+    """
     if execution.workspace:
         return execution
     try:
@@ -271,7 +279,7 @@ class Models(NamedTuple):
 
 @cache
 def models_of(kind: Kind) -> Models:
-    """Return the models for a kind of run. They are imported on first use."""
+    """Return the models for a kind of run. Models are imported on first use."""
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
@@ -288,7 +296,10 @@ def models_of(kind: Kind) -> Models:
 
 
 def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
-    """Return the input model for a kind of run. The model for plans imports everything needed to run a plan."""
+    """Return the input model for a kind of run.
+
+    Importing the model for plans imports everything needed to run a plan.
+    """
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.control import EpisodeInput
@@ -314,7 +325,7 @@ def _loop_state(status: str) -> "LoopState":
 
 
 async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return a snapshot of the status. No worker is needed if the workflow is closed."""
+    """Return a snapshot of the status. A closed workflow does not need a worker."""
     execution = await describe_run(calls, workflow_id)
     if execution.frozen:
         return _outline(execution)
@@ -337,13 +348,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
 
 
 async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return the status that Temporal itself stores for a workflow, without querying a worker."""
+    """Return the status that Temporal stores for a workflow. No worker is queried."""
     execution = await describe_run(calls, workflow_id)
     return _outline(execution).evolve(as_of=await calls.history.last_event(workflow_id, execution.run_id))
 
 
 def _with_work(answered: RunStatus, execution: Execution) -> RunStatus:
-    """Replace the reported work with the running activity's latest heartbeat, if there is one."""
+    """Replace the reported work with the latest heartbeat of the running activity, if any."""
     from tightloop.episode.model import EpisodeStatus
 
     if not isinstance(answered, EpisodeStatus) or answered.work is None or execution.work is None:
@@ -444,7 +455,7 @@ async def patiently(
     """Call `read` until a service responds, and return its result.
 
     Raises:
-        ServiceUnavailableError: there was no response for longer than `patience`.
+        ServiceUnavailableError: no service responded for longer than `patience`.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + patience.total_seconds()
@@ -460,7 +471,7 @@ async def patiently(
 
 
 def _outline(execution: Execution) -> RunStatus:
-    """Return a status that contains only what Temporal itself knows about a run."""
+    """Return a status with only the data that Temporal stores about a run."""
     # There are no options: only Temporal itself can end its own pause.
     evidence, kind = (execution.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=execution.frozen, evidence=evidence, options=(), by="temporal")

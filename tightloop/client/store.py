@@ -57,7 +57,7 @@ class Store:
         """Check that this host has the plan's records.
 
         Raises:
-            WorkspaceError: this host does not have them.
+            WorkspaceError: this host does not have the records.
         """
         if not self.is_here:
             raise WorkspaceError(
@@ -76,7 +76,7 @@ class Store:
         return tuple(self.load_model(_parse_file(path, RevisionPlace).plan, StoredPlan) for path in places)
 
     def records(self, step: str | None = None) -> tuple[StepRecord, ...]:
-        """Return the records of all attempts, including replaced ones, ordered by end.
+        """Return the records of all attempts, ordered by end time. Replaced attempts are included.
 
         Args:
             step: only return the records of this step.
@@ -91,7 +91,7 @@ class Store:
         return tuple(sorted(step_records, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
 
     def previews(self) -> dict[str, str]:
-        """Return the previews of a dry run by step, in the order in which they were created."""
+        """Return the previews of a dry run by step, in the order of their creation."""
         dry_runs = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
         return {record.step: self.text(record.outputs.get("preview", "")) for record in dry_runs}
 
@@ -111,7 +111,7 @@ class Store:
             ) from error
 
     def artifact(self, ref: ArtifactRef) -> bytes:
-        """Load the bytes of an artifact and check them against their hash.
+        """Load an artifact and verify its hash.
 
         Raises:
             ArtifactMissingError: the artifact is not on this host.
@@ -179,7 +179,7 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
 class FileDelta(Value):
-    """Number of lines that were added to and removed from a file."""
+    """Number of lines added to and removed from a file."""
 
     path: str
     added: int | None = None
@@ -194,7 +194,7 @@ class TreeChange:
         workspace: workspace of the episode.
         episode_id: workflow id of the episode.
         numbers: numbers of the two checkpoints.
-        records: known checkpoints. A fork also has its source's checkpoints.
+        records: known checkpoints. For a fork, they include the checkpoints of its source.
 
     Raises:
         InvalidRequestError: a checkpoint does not exist.

@@ -56,9 +56,12 @@ def _iterating(
 class SyncTightloopClient:
     """Blocking variant of `TightloopClient`, created by `TightloopClient.sync`.
 
-    The client is thread-safe. It can only be used in the process that created it, so each process must create its own
-    client after a fork. In addition to its documented errors, each method raises `InvalidRequestError` after a fork,
-    after `close`, or in a thread with a running event loop, which it would block.
+    The client is thread-safe. It works only in the process that created it, so each process must create
+    its own client after a fork.
+
+    In addition to its documented errors, each method raises `InvalidRequestError` after a fork or after
+    `close`. Methods also raise this error in a thread with a running event loop, because they would block
+    the loop.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, TightloopClient]]) -> None:
@@ -70,7 +73,7 @@ class SyncTightloopClient:
             raise
 
     def __enter__(self) -> "SyncTightloopClient":
-        """Return the client, which is closed at the end of the `with` block."""
+        """Return the client. It is closed at the end of the `with` block."""
         return self
 
     def __exit__(
@@ -121,7 +124,7 @@ class SyncTightloopClient:
 
 
 class _Portal:
-    """Event loop in its own thread, to which other threads submit coroutines."""
+    """Event loop in a separate thread. Other threads submit coroutines to the loop."""
 
     def __init__(self) -> None:
         _refuse_loop()
@@ -136,7 +139,7 @@ class _Portal:
         atexit.register(self.close)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the thread and return its result.
+        """Run a coroutine in the event loop's thread and return its result.
 
         Raises:
             InvalidRequestError: the client cannot be used in this process or thread.

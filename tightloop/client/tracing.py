@@ -32,7 +32,7 @@ BATCH_SECONDS = 2.0
 
 
 class WithoutContent(SpanExporter):
-    """Exporter wrapper that reduces spans to names, times, ids and error classes.
+    """Span exporter that keeps only names, times, ids and error classes.
 
     The SDK adds exception messages and stack traces, which can quote code, prompts and secrets.
     """
@@ -41,7 +41,7 @@ class WithoutContent(SpanExporter):
         self._next = next
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Remove the content of spans and export the rest."""
+        """Export the spans without their content."""
         reduced = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
         return self._next.export(reduced) if reduced else SpanExportResult.SUCCESS
 
@@ -55,7 +55,7 @@ class WithoutContent(SpanExporter):
 
 
 def without_content(span: ReadableSpan) -> ReadableSpan:
-    """Rebuild a span from fields that are known to contain no content. Everything else is dropped."""
+    """Rebuild a span from fields that never contain content. All other fields are dropped."""
     description = span.status.description
     return ReadableSpan(
         name=span_name(span.name),
@@ -90,7 +90,7 @@ class _WorkflowInbound(TracingWorkflowInboundInterceptor):
 
 
 class _ErrorNames(ActivityInboundInterceptor):
-    """Records the class of tightloop errors, because the SDK only sees `ApplicationError`."""
+    """Records the class of tightloop errors, because the SDK sees only `ApplicationError`."""
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         try:
@@ -101,7 +101,10 @@ class _ErrorNames(ActivityInboundInterceptor):
 
 
 class Tracing(TracingInterceptor):
-    """SDK interceptor for clients and workers. It does not use baggage, whose values would be stored in histories."""
+    """SDK interceptor that traces clients and workers.
+
+    Baggage is not used, because its values would be stored in histories.
+    """
 
     def __init__(self, tracer: Tracer, meter: Meter | None = None) -> None:
         super().__init__(tracer)
@@ -131,7 +134,7 @@ def exporting(
     Args:
         endpoint: base URL of the collector.
         service_name: default for `OTEL_SERVICE_NAME`.
-        seconds: time limit for one request with its retries, and for the final flush.
+        seconds: time limit for a request including retries, and for the final flush.
         measures: also export the meter's metrics.
     """
     # No other detector: the process detector would export the command line, which contains the goal.

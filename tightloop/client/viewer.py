@@ -47,7 +47,8 @@ class Viewer:
 
     Args:
         client: Temporal client that uses the same data converter as the workers.
-        settings: defaults for new episodes and plans; None to read the settings files and environment variables.
+        settings: defaults for new episodes and plans. None reads the settings files and environment
+            variables.
         query_timeout: time after which a worker that does not respond is considered absent.
     """
 
@@ -61,18 +62,18 @@ class Viewer:
     # -- look -----------------------------------------------------------------------------------
 
     async def status(self, workflow_id: str) -> RunStatus:
-        """Return a snapshot of the status. No worker is needed if the workflow is closed."""
+        """Return a snapshot of the status. A closed workflow does not need a worker."""
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return the status that Temporal itself stores, and its age.
+        """Return the status that Temporal stores, including its age.
 
-        It needs no worker, but is less detailed than `status`.
+        No worker is needed, but the result is less detailed than that of `status`.
         """
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
-        """Return the list entry of a run, as stored by Temporal, without querying a worker."""
+        """Return the list entry of a run as stored by Temporal. No worker is queried."""
         return (await describe_run(self._calls, workflow_id)).summary
 
     async def watch(
@@ -113,14 +114,14 @@ class Viewer:
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[Event]:
-        """Yield the past events of all runs, then new events until the workflow closes. Each event is yielded once.
+        """Yield the past events of all runs, then new events until the workflow closes.
 
-        Like `watch`, the iterator continues across restarts. To resume later, even in another process, store the last
-        event's `cursor`.
+        Each event is yielded once. Like `watch`, the iterator continues across restarts. To resume later,
+        even in another process, store the last event's `cursor`.
 
         Args:
             workflow_id: id of the episode or plan.
-            after: cursor of the last known event; if empty, all events are returned.
+            after: cursor of the last known event. If empty, all events are returned.
             poll: minimum interval between two reads.
             patience: maximum time without a response.
             on_silence: function to call whenever a read gets no response.
@@ -146,13 +147,13 @@ class Viewer:
     async def result(
         self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
     ) -> RunResult:
-        """Wait until the workflow ends and return its result, whatever the outcome.
+        """Wait until the workflow ends and return its result.
 
         Workflows that were cancelled or terminated in Temporal also have a result.
 
         Args:
             workflow_id: id of the episode or plan.
-            timeout: maximum waiting time; None to wait until the end, which a pause can delay for days.
+            timeout: maximum waiting time. None means no limit. A pause can delay the end for days.
             patience: maximum time without a response from Temporal.
 
         Raises:
@@ -181,10 +182,10 @@ class Viewer:
         return await statuses.newest(self._calls, status, limit, Kind(kind) if kind else None)
 
     async def resolve(self, reference: str, *, kind: KindName | None = None) -> str:
-        """Resolve a reference (an id, an unambiguous prefix of an id, or `last`) to an id.
+        """Resolve a reference to an id.
 
-        `last` refers to the most recently started run without a parent plan. A prefix of a plan's id never matches the
-        plan's children.
+        A reference is an id, an unambiguous prefix of an id, or `last`. `last` refers to the most recently
+        started run without a parent plan. A prefix of a plan's id never matches the plan's children.
 
         Args:
             reference: reference as typed by the user.
@@ -197,13 +198,13 @@ class Viewer:
         return await statuses.resolve(self._calls, reference, Kind(kind) if kind else None)
 
     async def timeline(self, workflow_id: str, *, after: str = "", limit: Count | None = None) -> tuple[Event, ...]:
-        """Return all events so far, including those of earlier runs, oldest first.
+        """Return all past events, oldest first. Events of earlier runs are included.
 
         Args:
             workflow_id: id of the episode or plan.
             after: only return events after this cursor.
-            limit: maximum number of events. With a cursor, the first events after it are returned; without one, the
-                last events.
+            limit: maximum number of events. With a cursor, these are the first events after it. Otherwise,
+                these are the last events.
 
         Raises:
             InvalidRequestError: the cursor is invalid, or the events after it are no longer stored.
@@ -219,7 +220,7 @@ class Viewer:
         return tuple(collected)
 
     async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
-        """Return the request that started a run. For an episode, it includes all amendments."""
+        """Return the request that started a run. An episode's request includes all amendments."""
         execution = await describe_run(self._calls, workflow_id)
         return await self._calls.query(
             workflow_id, "request", models_of(execution.kind).request, run_id=execution.query_run_id
@@ -254,7 +255,7 @@ class Viewer:
 
         Args:
             workflow_id: id of the episode or plan.
-            run_id: run id from `runs`; if empty, the newest run is used.
+            run_id: run id from `runs`. If empty, the newest run is used.
         """
         run_id = run_id or (await describe_run(self._calls, workflow_id)).run_id
         return await self._calls.history.as_json(workflow_id, run_id)
@@ -262,7 +263,7 @@ class Viewer:
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return the tightloop search attributes that are missing in the namespace or have another type."""
+        """Return tightloop's search attributes that are missing or have the wrong type."""
         return tuple(await wrong_search_attributes(self._calls))
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
@@ -270,18 +271,22 @@ class Viewer:
         return await staffing.workers_on(self._calls, task_queue)
 
     async def topology(self) -> Topology:
-        """Return the workers of the installation, and sentences about missing workers."""
+        """Return the workers of the installation, with sentences about missing workers."""
         return await topology_of(self._calls, self._settings)
 
     async def unserved_hosts(self) -> tuple[UnservedHost, ...]:
-        """Return the hosts that have open work but no worker, based on 100 open episodes and plans."""
+        """Return the hosts that have open work but no worker.
+
+        At most 100 open episodes and plans are examined.
+        """
         return await find_unserved_hosts(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
-        """Check that a worker can open a workspace, to the extent that this host can determine it.
+        """Check that a worker can open a workspace, as far as this host can tell.
 
         Raises:
-            InvalidRequestError: the path is not absolute, or it is not on this host and no other host has a worker.
+            InvalidRequestError: the path is not absolute, or it does not exist on this host and no other host
+                has a worker.
             ServiceUnavailableError: no worker serves workspaces (retryable).
         """
         if not workspace.startswith("/") or "\0" in workspace:

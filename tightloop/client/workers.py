@@ -28,14 +28,14 @@ _NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCSta
 
 @dataclass(frozen=True)
 class Routing:
-    """Worker versions that get a task queue's new work; empty for unversioned workers."""
+    """Worker versions that receive new work from a task queue. Empty for unversioned workers."""
 
     current: str = ""
     ramping: str | None = None
     """Version that gets a share of new work, or None if there is none."""
 
     def reaches(self, version: str) -> bool:
-        """Return whether workers of a version get new work."""
+        """Return whether workers of a version receive new work."""
         return version in (self.current, self.ramping)
 
 
@@ -62,12 +62,12 @@ class Poller:
 
     @property
     def tenure(self) -> str:
-        """Tenure of the name of the worker's host, or "" if there is none. See `worker.hosting.tenure`."""
+        """Tenure of the worker's host name, or "" if there is none. See `worker.hosting.tenure`."""
         return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
     def gets_new_work(self) -> bool:
-        """True if the worker's version gets new work. Otherwise, the worker only continues its version's open work."""
+        """True if the worker's version receives new work. Otherwise, the worker only continues open work."""
         return self.routing.reaches(self.version)
 
 
@@ -77,13 +77,19 @@ def is_fresh(worker: Poller) -> bool:
 
 
 def is_live(worker: Poller) -> bool:
-    """Return whether a worker is alive, based on its heartbeats. Without heartbeats, its last poll decides."""
+    """Return whether a worker is alive, based on its heartbeats.
+
+    If the worker sends no heartbeats, its last poll is used.
+    """
     patience = max(MISSED_HEARTBEATS * worker.heartbeat, LEAST_PATIENCE) if worker.heartbeat else POLLER_FRESH
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
 
 
 class Idle(NamedTuple):
-    """Reason why a task queue's workers get no new work. They may still continue their version's open work."""
+    """Reason why the workers of a task queue receive no new work.
+
+    The workers may still continue open work of their version.
+    """
 
     reason: str
     fix: str
@@ -95,9 +101,9 @@ class Idle(NamedTuple):
 
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
-    """Explain why a task queue's workers get no new work.
+    """Explain why the workers of a task queue receive no new work.
 
-    The result is None if one of the workers does get new work, or if there are no workers.
+    Return None if a worker receives new work, or if there are no workers.
     """
     if not workers or any(worker.gets_new_work for worker in workers):
         return None
@@ -126,7 +132,7 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
     Args:
         execution: execution of the workflow.
         workers: workers of the workflow's task queue.
-        requested_at: time of the request. A worker that showed a sign of life after this time is busy, not missing.
+        requested_at: time of the request. A worker that was seen after this time is busy, not missing.
     """
     version, queue = execution.version, execution.task_queue
     there = [worker for worker in workers if worker.runs_workflows and is_live(worker)]
@@ -151,7 +157,7 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
 
 
 def _was_there(worker: Poller, requested_at: datetime) -> bool:
-    """Return whether a worker showed a sign of life after the request, or its next heartbeat is not due yet."""
+    """Return whether a worker was seen after the request, or its next heartbeat is not yet due."""
     soon = worker.heartbeat is not None and datetime.now(UTC) - requested_at < worker.heartbeat
     return soon or (worker.last_seen is not None and worker.last_seen > requested_at)
 
@@ -159,8 +165,8 @@ def _was_there(worker: Poller, requested_at: datetime) -> bool:
 async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Poller, ...]:
     """Return the live workers of a task queue.
 
-    A worker without a free slot does not poll, so Temporal stops listing it as a poller. It is still found by its
-    heartbeats.
+    A worker without a free slot does not poll, so Temporal stops listing it as a poller. Such a worker is
+    found by its heartbeats.
     """
     # A process may have workers of two versions.
     pollers: dict[tuple[str, str], Poller] = {}
@@ -203,7 +209,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
 
 
 async def read_routing(client: Client, bounded: Bounded, queue: str) -> Routing:
-    """Return the routing of a task queue's new workflows, regardless of live workers."""
+    """Return the routing of new workflows on a task queue, even if no worker is live."""
     answer = await _describe(client, bounded, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
     return _routing(answer.versioning_info)
 
@@ -228,7 +234,10 @@ def _routing(info: taskqueue.TaskQueueVersioningInfo) -> Routing:
 
 
 async def read_heartbeats(client: Client, bounded: Bounded, query: str) -> list[WorkerHeartbeat]:
-    """Return the heartbeats of the workers that match a query, or an empty list if the server has no worker list."""
+    """Return the heartbeats of the workers that match a query.
+
+    The result is empty if the server does not list workers.
+    """
     request = service.ListWorkersRequest(namespace=client.namespace, query=query, page_size=1_000)
     async with bounded("", CALL_TIMEOUT):
         try:
@@ -251,7 +260,7 @@ def _free_slots(beat: WorkerHeartbeat) -> int | None:
 
 
 def alive(beats: Iterable[WorkerHeartbeat]) -> list[WorkerHeartbeat]:
-    """Return those heartbeats that are recent and come from running workers."""
+    """Return the recent heartbeats from running workers."""
     oldest = datetime.now(UTC) - POLLER_FRESH
     return [
         beat

@@ -27,7 +27,7 @@ def spent_tokens(usage: Usage) -> int:
 
 
 def add_message(talk: ConversationState, message: ArtifactRef) -> ConversationState:
-    """Append a message for the model, and reset the conversation's loop counters."""
+    """Append a message for the model and reset the conversation's loop counters."""
     # New instructions start a new part of the work: earlier repeats are no evidence of a loop any more.
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
 
@@ -62,7 +62,7 @@ def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
 
 
 def after_results(talk: ConversationState, results: Sequence[CallResult]) -> ConversationState:
-    """Record the results of all tool calls in the last reply, and detect repeated ones."""
+    """Record the results of all tool calls in the last reply, and detect repeated results."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
     times = count_repeats(marks)
     # Not permanent: other work in between gives the same call a new meaning.
@@ -76,7 +76,7 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Count how often the newest mark occurs among the remembered marks."""
+    """Count the occurrences of the newest mark among the remembered marks."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
@@ -92,7 +92,7 @@ def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
 
 
 def why_stuck(talk: ConversationState) -> str:
-    """Return a sentence that explains why a conversation makes no progress, or "" if it is not stuck."""
+    """Return a sentence that explains why a conversation is stuck, or "" if it is not stuck."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} replies in a row contained no usable tool call" + (f": {problem}" if problem else "")
@@ -102,7 +102,7 @@ def why_stuck(talk: ConversationState) -> str:
 
 
 def resume_progress(progress: CoderProgress) -> CoderProgress:
-    """Resume after a person's answer, and repeat the tool calls that were waiting for the answer."""
+    """Resume after a person's answer. Tool calls that were waiting for the answer are repeated."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 

@@ -35,7 +35,7 @@ class CoderState(StrEnum):
 
 
 class CallHead(Sparse):
-    """A tool call proposed by a model. Its arguments are in the session journal."""
+    """Tool call proposed by a model. The arguments are stored in the session journal."""
 
     tool: str
     reads: bool = False
@@ -87,7 +87,7 @@ class Turn(Sparse):
 
 
 class Bounds(Sparse):
-    """Bounds of one delivery to the coder, taken from the settings of its host."""
+    """Limits for one delivery to the coder, from the settings of its host."""
 
     max_turns: int = 60
     """Maximum number of replies across all roles."""
@@ -165,7 +165,7 @@ class CoderResult(Sparse):
 
 
 class CoderStatus(Sparse):
-    """Snapshot of a running coder for people."""
+    """Snapshot of a running coder for display."""
 
     title: str = ""
     session: str = ""
@@ -184,7 +184,7 @@ class CoderStatus(Sparse):
 
 
 class CoderInput(Value):
-    """One delivery to the coder, with the progress of the previous run."""
+    """Input of one delivery to the coder, including the progress of the previous run."""
 
     workspace: str = ""
     worktree: bool = False
@@ -255,10 +255,10 @@ def session_of(key: str) -> str:
 
 
 def session_path(session: str) -> str:
-    """Return a session's path in the state folder of its project.
+    """Return the path of a session in the state folder of its project.
 
     Raises:
-        InvalidRequestError: the id is not a session id, so the path could lead outside the folder.
+        InvalidRequestError: the id is not a session id. The path could lead outside the folder.
     """
     if not _SESSION.fullmatch(session):
         raise InvalidRequestError(f"{session[:80]!r} is not a coder session id")
@@ -278,7 +278,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Role(Document):
-    """A role of the coder: its prompt, tools and model parameters."""
+    """Role of the coder, with its prompt, tools and model parameters."""
 
     name: str
     prompt: str
@@ -311,7 +311,9 @@ class Role(Document):
 
 
 def read_role(name: str, text: str) -> Role:
-    """Parse a role file, which contains YAML between two `---` lines, followed by the prompt.
+    """Parse a role file.
+
+    The file contains YAML between two `---` lines, followed by the prompt.
 
     Raises:
         SettingsError: the YAML header is missing, or a field is unknown or invalid.
@@ -348,7 +350,7 @@ def read_role(name: str, text: str) -> Role:
 
 @cache
 def known_roles() -> Mapping[str, Role]:
-    """Return the roles by name, as read from their files."""
+    """Read the role files and return the roles by name."""
     # The settings import this module; only users of the coder read the files.
     from importlib import resources
 
@@ -366,7 +368,7 @@ TITLE_CHARACTERS = 200
 
 
 def details_markdown(status: CoderStatus) -> str:
-    """Return a coder's current details as Markdown, for Temporal's Web UI."""
+    """Return the current details of a coder as Markdown for Temporal's Web UI."""
     return f"**{status.state.value}** - {shorten(status.title, TITLE_CHARACTERS)}\n- {status.line}"
 
 
@@ -384,12 +386,12 @@ LINE_CHARACTERS = 500
 
 
 def number_lines(lines: list[str], first: int = 1) -> str:
-    """Return the lines without line ends, each preceded by its number and a tab."""
+    """Return the lines without line endings, each prefixed with its number and a tab."""
     width = len(str(first + len(lines)))
     return "\n".join(f"{number:>{width}}\t{cut(line)}" for number, line in enumerate(lines, start=first))
 
 
 def cut(line: str) -> str:
-    """Return the line, truncated to `LINE_CHARACTERS` with a marker if it is longer."""
+    """Truncate a line to `LINE_CHARACTERS` and append a marker. Shorter lines are returned unchanged."""
     surplus = len(line) - LINE_CHARACTERS
     return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} more]"

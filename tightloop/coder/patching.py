@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class PatchedText(NamedTuple):
-    """Text of a file after a replacement, with the place that changed."""
+    """Text of a file after a replacement, with the location of the change."""
 
     text: str
     line: int
@@ -38,7 +38,7 @@ class PatchedText(NamedTuple):
 
 
 class PatchFailure(NamedTuple):
-    """Failed replacement, which left the file unchanged."""
+    """Failed replacement. The file is unchanged."""
 
     reason: str
     """Reason for the failure and advice, addressed to the model."""
@@ -80,7 +80,7 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
 
 
 class _File:
-    """A text with normalised line ends that remembers the original ones."""
+    """Text with normalized line endings. The original line endings are remembered."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -90,7 +90,7 @@ class _File:
     def replace(self, match: _Replacement) -> str:
         """Return the text with a match replaced.
 
-        New line ends follow those of the replaced part, or otherwise those of the file.
+        The new text uses the line endings of the replaced part. If there are none, it uses those of the file.
         """
         start, end = self._original(match.start), self._original(match.end)
         old = self._text[start:end]
@@ -129,7 +129,7 @@ def _cuts_indentation(text: str, at: int) -> bool:
 
 
 def _find_all(text: str, part: str) -> Iterator[int]:
-    """Yield the positions at which a text occurs, including overlapping ones."""
+    """Yield the positions of all occurrences of a text, including overlapping ones."""
     at = text.find(part)
     while at >= 0:
         yield at
@@ -137,7 +137,10 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Replacement]:
-    """Return the places whose lines equal `old`, ignoring trailing blanks and, if `shifted` is set, the indentation."""
+    """Return the places whose lines equal `old`, ignoring trailing blanks.
+
+    If `shifted` is set, the indentation is ignored too.
+    """
     # `_place` deals with the final newline: here it would hide a match in the last line of a file without one.
     old_lines = old.removesuffix("\n").split("\n")
     lines = text.split("\n")
@@ -170,7 +173,7 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Rep
 
 
 def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bool) -> str | None:
-    """Return the new text with the indentation of these lines, or None if the lines do not match."""
+    """Return the new text, indented like these lines, or None if the lines do not match."""
     if not shifted:
         return new if [line.rstrip() for line in lines] == [line.rstrip() for line in old_lines] else None
     shifts = set()
@@ -184,7 +187,7 @@ def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bo
 
 
 def _shift(has: str, old_indent: str) -> tuple[str, str]:
-    """Return the indentation to add to each line and the indentation to remove from it."""
+    """Return the indentation to add to each line, and the indentation to remove from each line."""
     if has.endswith(old_indent):
         return has[: len(has) - len(old_indent)], ""
     if old_indent.endswith(has):
@@ -194,7 +197,7 @@ def _shift(has: str, old_indent: str) -> tuple[str, str]:
 
 
 def _shift_text(text: str, add: str, remove: str) -> str | None:
-    """Return the text with all lines shifted, or None if a line is not indented far enough."""
+    """Return the text with all lines shifted, or None if a line has too little indentation."""
     lines = text.split("\n")
     if "\0" in add or any(line.strip() and not line.startswith(remove) for line in lines):
         return None
@@ -206,7 +209,7 @@ def _indentation(line: str) -> str:
 
 
 def _around(text: str, match: _Replacement) -> int | None:
-    """Return where the new text starts if it is already present around the match, otherwise None."""
+    """Return the start of the new text if it is already present around the match, otherwise None."""
     old = text[match.start : match.end]
     for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
         begin = match.start - inside
@@ -240,7 +243,10 @@ def _around_line(text: str, line: int, count: int) -> str:
 
 
 def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
-    """Return the line at which most of `old_lines` match, ignoring outer white space, or else the most similar line."""
+    """Return the line at which most of `old_lines` match. If none match, return the most similar line.
+
+    Leading and trailing white space is ignored.
+    """
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}
     for number, line in enumerate(lines):

@@ -26,7 +26,7 @@ _SECRET_BYTES = 32
 
 
 class Token(Value):
-    """A stored token, without its secret."""
+    """Stored token, without its secret."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class Token(Value):
     revoked: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether the token has been neither revoked nor expired."""
+        """Return whether the token is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
     @property
@@ -64,18 +64,18 @@ class Tokens:
         episode: str = "",
         lasts: timedelta | None = None,
     ) -> tuple[Token, str]:
-        """Create a token. Return it together with its text, which cannot be retrieved again.
+        """Create a token. Return the token and its text, which cannot be retrieved again.
 
         Args:
-            name: name that is recorded as `by` for the owner's actions. It must be unique among valid tokens.
+            name: name recorded as `by` for the owner's actions. It must be unique among valid tokens.
             role: role of the token's owner.
-            projects: visible projects. Empty means all projects.
+            projects: projects that the owner can see. Empty means all projects.
             episode: the agent's episode, if the token is for an agent.
-            lasts: lifetime of the token. None means that it does not expire.
+            lasts: lifetime of the token. None means that the token does not expire.
 
         Raises:
-            InvalidRequestError: the name is invalid or already in use, an agent does not have a project, or a token
-                with an episode is not for an agent.
+            InvalidRequestError: the name is invalid or already in use, an agent does not have a project, or a
+                token with an episode is not for an agent.
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
@@ -113,7 +113,7 @@ class Tokens:
         return token, f"{PREFIX}_{token_id}_{secret}"
 
     def all(self) -> tuple[Token, ...]:
-        """Return all tokens, including those that are no longer valid, oldest first."""
+        """Return all tokens, oldest first. Tokens that are no longer valid are included."""
         with self._database.reading() as connection:
             return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
 
@@ -201,7 +201,8 @@ class IdempotencyKeys:
     def begin(self, principal: str, key: str, request: str) -> Stored | None:
         """Claim an idempotency key.
 
-        Return the response to its first request, or None if this is the first request.
+        Return None for the first request with this key. For a repeated request, return the response to the
+        first one.
 
         Args:
             principal: sender of the request.
@@ -209,7 +210,8 @@ class IdempotencyKeys:
             request: digest of the method, path, query and body.
 
         Raises:
-            KeyInUseError: the key belongs to another request, or the first request does not have a response yet.
+            KeyInUseError: the key belongs to another request, or the first request does not have a response
+                yet.
         """
         now = datetime.now(UTC)
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)

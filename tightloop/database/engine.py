@@ -29,7 +29,10 @@ _CREATING = threading.Lock()
 
 
 def make_database(path: Path) -> None:
-    """Create a missing database file and its folders. The file is empty and accessible only to its owner."""
+    """Create an empty database file and its folders if they are missing.
+
+    Only the owner can access the file.
+    """
     # SQLite's side files inherit the mode of the main file. An existing file is never opened here: closing any
     # descriptor of it would drop the locks of all SQLite connections of this process (POSIX), and another process could
     # then delete the write-ahead log.
@@ -58,7 +61,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
 
 
 def file_id(path: Path) -> tuple[int, int]:
-    """Return the device and inode of a file, which change when the file is replaced."""
+    """Return the device and inode of a file. They change when the file is replaced."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -68,7 +71,7 @@ FOLDER = Path(__file__).with_name("migrations")
 
 @dataclass(frozen=True)
 class Migrations:
-    """A set of tables and their migrations."""
+    """Set of tables with their migrations."""
 
     name: str
     """Name of the data, for use in messages."""
@@ -97,7 +100,7 @@ class Migrations:
         return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
 
     def upgrade(self, connection: Connection, to: str = "head") -> None:
-        """Migrate a database to a revision, which defaults to the newest. The caller has to commit."""
+        """Migrate a database to a revision, by default the newest. The caller must commit."""
         # Lazy import: most processes find the database up to date and save 0.2 s.
         from alembic import command
         from alembic.config import Config
@@ -134,7 +137,7 @@ DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 
 class Mode(Enum):
-    """Purpose of a transaction, which decides how it is started and committed."""
+    """Purpose of a transaction, which determines how it starts and commits."""
 
     READ = auto()
     WRITE = auto()
@@ -149,8 +152,8 @@ class Database:
 
     Args:
         engine: connection pool.
-        name: name for use in messages. It must not contain a password.
-        upgrades: whether to migrate an older database on first use.
+        name: name to use in messages. It must not contain a password.
+        upgrades: True to migrate an older database on first use.
         migrations: migrations of its tables.
     """
 
@@ -161,7 +164,7 @@ class Database:
         self._migrations = migrations
 
     def __str__(self) -> str:
-        """Return the database's name for messages, which does not contain a password."""
+        """Return the name of the database for messages. The name does not contain a password."""
         return self._name
 
     @contextlib.contextmanager
@@ -170,22 +173,22 @@ class Database:
 
         Raises:
             ServiceUnavailableError: the database does not respond or is locked. Retryable.
-            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
+            WorkspaceError: the database is damaged or does not have the expected revision.
         """
         with self._transaction(Mode.READ) as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[Connection]:
-        """Open a write transaction, which is committed unless an exception is raised.
+        """Open a write transaction. It is committed unless an exception is raised.
 
-        A commit always survives a crash of this process. With PostgreSQL, it also survives a power loss. With SQLite,
-        it survives a power loss only if `durable` is set, and then all earlier commits do too.
+        A commit always survives a crash of this process. With PostgreSQL, it also survives a power loss. With
+        SQLite, it survives a power loss only if `durable` is set. All earlier commits then survive as well.
 
         Raises:
             StorageFullError: the disk is full.
             ServiceUnavailableError: the database does not respond or is locked. Retryable.
-            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
+            WorkspaceError: the database is damaged or does not have the expected revision.
         """
         with self._transaction(Mode.DURABLE if durable else Mode.WRITE) as connection:
             yield connection
@@ -200,7 +203,7 @@ class Database:
         return self._migrations.head
 
     def upgrade(self) -> str:
-        """Migrate to the newest revision. Return the previous revision, which is empty for a new database."""
+        """Migrate to the newest revision. Return the previous revision, or "" for a new database."""
         with self._translate_errors(), self._begin_transaction(Mode.DURABLE) as connection:
             # Under the write lock, because another process may have migrated in the meantime.
             before = self._migrations.revision_of(connection)
@@ -210,7 +213,7 @@ class Database:
             return before
 
     def shrink(self) -> None:
-        """Return freed pages to the disk while writers continue to work. PostgreSQL does this by itself."""
+        """Return freed pages to the disk while writers continue to work. PostgreSQL does this automatically."""
         if not self.is_file:
             return
         with self._translate_errors():
@@ -227,7 +230,7 @@ class Database:
                 raw.close()
 
     def close(self) -> None:
-        """Close idle connections, so that a file is complete without its write-ahead log."""
+        """Close idle connections, so that the database file is complete without its write-ahead log."""
         self._engine.dispose()
 
     @contextlib.contextmanager
@@ -284,9 +287,9 @@ class Database:
             raise self._explanation(error) from error
 
     def _explanation(self, error: SQLAlchemyError) -> Exception:
-        """Translate a database error to one of tightloop's errors.
+        """Translate a database error to a tightloop error.
 
-        Full disks and damage are not retryable; everything else is.
+        Errors about a full disk or a damaged database are not retryable. All other errors are retryable.
         """
         cause = error.orig if isinstance(error, DBAPIError) else None
         reason = " ".join(str(cause or error).split())
@@ -302,7 +305,7 @@ class Database:
 
 
 def lock_writers(connection: Connection) -> None:
-    """Block until no other transaction writes to this database. Other writers then wait until this transaction ends."""
+    """Wait until no other transaction writes to this database, and block writers until this one ends."""
     if connection.dialect.name == "postgresql":
         # Change numbers must become visible in their order, or a reader would skip those committed late: PostgreSQL's
         # sequences do not guarantee that. The lock ends with the transaction, also if the connection breaks.
@@ -310,7 +313,7 @@ def lock_writers(connection: Connection) -> None:
 
 
 def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
-    """Return the database stored in a file, which is created on first use."""
+    """Return the database in a file. The file is created on first use."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         # Opening a file costs more than reading a page, so concurrent users keep their connections.

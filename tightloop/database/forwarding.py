@@ -38,12 +38,12 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 class Forwarder:
-    """Copies changed rows from one database to another. Several processes can safely do so at the same time.
+    """Copies changed rows from one database to another. Several processes can do this concurrently.
 
     Args:
         source: this host's ledger.
-        target: database that all hosts share.
-        hosts: names of this host, starting with its own.
+        target: database shared by all hosts.
+        hosts: names of this host. Its own name comes first.
     """
 
     def __init__(self, source: Database, target: Database, hosts: tuple[str, ...]) -> None:
@@ -51,11 +51,11 @@ class Forwarder:
         self._known: tuple[str, int] | None = None
 
     def forward(self) -> bool:
-        """Forward the next batch of changes. Return whether there may be more.
+        """Forward the next batch of changes. Return True if there may be more.
 
         Raises:
             ServiceUnavailableError: a database does not respond. Retryable.
-            WorkspaceError: a database is damaged, or its revision is not the one that this code expects.
+            WorkspaceError: a database is damaged or does not have the expected revision.
         """
         with self._source.reading() as connection:
             tick, origin = connection.execute(select(clock.c.tick, clock.c.origin)).one()
@@ -95,7 +95,10 @@ class Forwarder:
         return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
-        """Read the next batch. Return the number of its last change, its rows by table, and all projects."""
+        """Read the next batch of changes.
+
+        Return the number of the last change, the changed rows by table, and all projects.
+        """
         tables = (*REPLACED, events)
         with self._source.reading() as connection:
             tick: int = connection.execute(select(clock.c.tick)).scalar_one()
@@ -157,10 +160,11 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
     """Return the id of a host's project in a database that several hosts share.
 
     Args:
-        connection: connection to that database.
-        table: the database's table of projects and their hosts.
-        project: the project's id on the host, which is derived from the path.
-        hosts: names of the host, starting with its own. A project stored under any of these names keeps its id.
+        connection: connection to the shared database.
+        table: table of projects and their hosts.
+        project: id of the project on the host, which is derived from its path.
+        hosts: names of the host. Its own name comes first. A project stored under any of these names
+            keeps its id.
     """
     # A project keeps the id under which it was first stored, also under an earlier name of the host.
     candidate_ids = [project, *(host_project_id(project, host) for host in reversed(hosts))]
@@ -211,7 +215,8 @@ def inbox_items(
         waiting: rows of the workflows that have open questions.
         steps: steps of these workflows and their ancestors.
         ancestors: ancestor plans by id.
-        plans: rows of open project plans without questions. Those that wait for `dispatch` or `verify` are listed.
+        plans: rows of open project plans without questions. Plans that wait for `dispatch` or `verify`
+            are listed.
     """
     finder = _Ancestry(steps, ancestors)
     items = [
@@ -267,9 +272,9 @@ class _Ancestry:
                 self._started[step.child_id] = step
 
     def find_blocked_work(self, workflow_id: str, parent: str, question: Question) -> Blocked:
-        """Return the work that cannot continue until a question is answered.
+        """Return the work that is blocked by a question.
 
-        The result is empty if there is no such work.
+        The result is empty if no work is blocked.
         """
         if not question.blocks:
             return Blocked()
@@ -293,7 +298,7 @@ class _Ancestry:
 
 
 def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
-    """Return the unfinished tasks that depend on a task, directly or indirectly, in order."""
+    """Return the unfinished tasks that depend directly or indirectly on a task, in order."""
     waiting_ids = {task}
     all_tasks = tuple(tasks)
     # Each round adds at least one task until nothing is left to add, so as many rounds as tasks are enough.
@@ -315,7 +320,7 @@ def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
 
 
 def _dependents(step: str, graph: Mapping[str, StepRow]) -> tuple[str, ...]:
-    """Return the unfinished steps that depend on a step, directly or indirectly."""
+    """Return the unfinished steps that depend directly or indirectly on a step."""
     needed_by: dict[str, list[str]] = defaultdict(list)
     for row in graph.values():
         for need in row.needs:

@@ -56,7 +56,7 @@ _LISTED = [column for column in workflows.c if column.name != "details"]
 
 
 class Ledger:
-    """Queries on the ledger, limited to the visible projects. Other projects are treated as if they did not exist.
+    """Queries on the ledger for the visible projects. Other projects are treated as nonexistent.
 
     Args:
         database: database that contains the rows.
@@ -90,7 +90,10 @@ class Ledger:
         return ProjectLedger(self._database, project)
 
     def limit_to(self, projects: Iterable[str]) -> "Ledger":
-        """Return a ledger that is further limited to these projects."""
+        """Return a copy of this ledger that shows only these projects.
+
+        Projects that are not visible in this ledger stay hidden.
+        """
         visible = frozenset(projects)
         return Ledger(self._database, visible if self._only is None else visible & self._only)
 
@@ -120,14 +123,17 @@ class Ledger:
         return lines[0]
 
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
-        """Return the id that a project from the host with these names has in this database; see `forwarding.py`."""
+        """Return the id of a host's project in this database. See `forwarding.py`.
+
+        `hosts` are the names of the host.
+        """
         with self._database.reading() as connection:
             # The ledger of a single host has no other hosts, whatever names it had.
             is_own = connection.dialect.name == "sqlite"
             return project if is_own else shared_id(connection, projects, project, hosts)
 
     def workflows(self, filters: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
-        """Return a page of the workflow list without details. The most recently started workflow comes first.
+        """Return a page of workflows without their details. The most recently started workflow comes first.
 
         Args:
             filters: filters to apply. None means all workflows.
@@ -169,9 +175,10 @@ class Ledger:
         return workflow_line(row)
 
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
-        """Return all open questions, and the project plans that wait for `dispatch` or `verify`, oldest first.
+        """Return everything that is waiting for a person, oldest first.
 
-        If `project` is empty, all projects are included.
+        The result contains open questions, and project plans that wait for `dispatch` or `verify`. If
+        `project` is empty, all projects are included.
         """
         visible = (self._sees(workflows), workflows.c.project == project if project else true())
         query = select(*_LISTED).where(*visible, workflows.c.waiting_since.is_not(None))
@@ -219,7 +226,7 @@ class Ledger:
     def events(
         self, *, after: int = 0, limit: int = 500, workflow_id: str = "", project: str = ""
     ) -> tuple[EvidenceLine, ...]:
-        """Return the recorded events after a sequence number, oldest first. Empty filters match all events."""
+        """Return the events after a sequence number, oldest first. An empty filter matches all events."""
         query = select(events).where(self._sees(events), events.c.seq > after)
         if workflow_id:
             query = query.where(events.c.workflow_id == workflow_id)
@@ -235,13 +242,13 @@ class Ledger:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
     def digest(self, project: str, since: datetime, until: datetime, *, is_newest: bool = True) -> Digest:
-        """Summarize what a project did in a time range. A plan's cost includes the cost of its children.
+        """Summarize a project's activity in a time range. A plan's cost includes its children.
 
         Args:
             project: project id.
             since: start of the range.
             until: end of the range, exclusive.
-            is_newest: also list open work, which is only known for the present.
+            is_newest: also list open work. Only the current open work is known.
 
         Raises:
             ProjectNotFoundError: the project is unknown or not visible.
@@ -273,7 +280,7 @@ class Ledger:
         )
 
     def metrics(self, filters: MetricsFilter) -> MetricsReport:
-        """Create the metrics report for the episodes that ended in a time range."""
+        """Return the metrics report for the episodes that ended in a time range."""
         with self._database.reading() as connection:
             episodes = ended_episodes(connection, filters, self._sees(workflows))
         return report_of(filters, episodes)
@@ -327,7 +334,7 @@ def _open_children(project: str) -> Select[Any]:
 
 
 def _with_children(lines: Iterable[WorkflowLine], children: Sequence[Any]) -> tuple[WorkflowLine, ...]:
-    """Return open runs with the cost of their open children included."""
+    """Return open runs. The cost of a run includes its open children."""
     costs = {line.id: line for line in lines}
     parents = {child.id: child.parent for child in children}
     for child in children:
@@ -372,7 +379,7 @@ _OPEN: dict[Path, Database] = {}
 def open_ledger(settings: Settings) -> Ledger:
     """Return the ledger for reading.
 
-    This is PostgreSQL if `database.url` is set, and otherwise this host's ledger.
+    If `database.url` is set, this is the PostgreSQL ledger. Otherwise, it is this host's ledger.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.
@@ -401,20 +408,20 @@ def open_project(workspace: Path, host: str = "") -> ProjectLedger:
 
     Args:
         workspace: root of the project's working tree.
-        host: configured name of this host. If empty, the name in the state home is used.
+        host: configured name of this host. If empty, use the name in the state home.
     """
     line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host or host_identity().name)
     return open_state(state_folder(workspace), line)
 
 
 def open_state(folder: Path, line: ProjectLine | None = None) -> ProjectLedger:
-    """Return the ledger of the project that has this state folder."""
+    """Return the ledger of the project with this state folder."""
     line = (line or ProjectLine(id="", name="")).evolve(id=folder.name)
     return local_ledger(folder.parent.parent).select_project(line)
 
 
 def close_ledgers() -> None:
-    """Close idle connections, so that the files are complete without their write-ahead logs."""
+    """Close idle connections, so that the database files are complete without their write-ahead logs."""
     with _OPENING:
         for database in _OPEN.values():
             database.close()

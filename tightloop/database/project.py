@@ -40,8 +40,8 @@ class ProjectLedger:
 
     Args:
         database: database that contains the rows.
-        project: id and known fields of the project. If the workspace or host is empty, the recorded value does not
-            change.
+        project: id and known fields of the project. An empty workspace or host does not change the
+            recorded value.
     """
 
     def __init__(self, database: Database, project: ProjectLine) -> None:
@@ -52,7 +52,7 @@ class ProjectLedger:
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
         """Store a checkpoint under the next number of its episode. Numbers start at 0.
 
-        If the key already exists, the record that was stored first is returned.
+        If the key already exists, return the record that was stored first.
 
         Raises:
             StorageFullError: the disk is full.
@@ -79,9 +79,9 @@ class ProjectLedger:
             return new_record
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints that were recorded elsewhere, given as episode, number, key and JSON.
+        """Add checkpoints that were recorded elsewhere. Existing checkpoints are kept.
 
-        Existing ones are kept.
+        Each record consists of the episode, number, key and JSON.
         """
         names = ("project", "workflow_id", "number", "key", "record", "changed")
         with self._writing() as connection:
@@ -120,8 +120,8 @@ class ProjectLedger:
     def record(self, snapshot: WorkflowSnapshot) -> None:
         """Store a workflow snapshot unless a newer one is already stored.
 
-        An event is added for a changed status, for each new question, and for each question that is no longer open
-        because it was answered or became obsolete.
+        Events are added for a changed status, for new questions, and for questions that were answered or
+        became obsolete.
         """
         condition = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
         with self._writing() as connection:
@@ -175,7 +175,7 @@ class ProjectLedger:
             connection.execute(update(workflows).where(*condition).values(**values, changed=next_tick(connection)))
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Store measured values. If two values have the same kind and key, the newer one is kept."""
+        """Store measured values. For each kind and key, the newest value is kept."""
         with self._writing() as connection:
             write_metrics(connection, self._project, measured)
 
@@ -185,17 +185,17 @@ class ProjectLedger:
             self._add(connection, write_steps(connection, self._project, rows))
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of a plan that was started or revised, without adding events. Recorded progress is kept."""
+        """Add the steps of a started or revised plan without adding events. Recorded progress is kept."""
         with self._writing() as connection:
             write_graph(connection, self._project, rows)
 
     def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Store the final statuses of a plan's steps. Pending steps that are not named are marked as completed."""
+        """Store the final statuses of a plan's steps. Other pending steps are marked as completed."""
         with self._writing() as connection:
             settle_steps(connection, self._project, plan_id, statuses, at)
 
     def last_activity(self) -> tuple[dict[str, datetime], frozenset[str]]:
-        """Return each workflow's last activity, and the workflows whose rows have been deleted since."""
+        """Return each workflow's last activity, and the workflows whose rows have since been deleted."""
         last: dict[str, datetime] = {}
         freed_ids: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
@@ -229,7 +229,7 @@ class ProjectLedger:
             yield from ((key, text) for key, text in connection.execute(query))
 
     def counted_rows(self, ids: Iterable[str]) -> int:
-        """Return the number of checkpoints, steps and workflow rows of these workflows."""
+        """Count the checkpoints, steps and workflow rows of these workflows."""
         id_set = frozenset(ids)
         count = 0
         with self._database.reading() as connection:
@@ -239,7 +239,7 @@ class ProjectLedger:
         return count
 
     def free(self, ids: Iterable[str]) -> None:
-        """Delete the rows of workflows. The deletion is recorded as one event per workflow."""
+        """Delete the rows of workflows. One event is recorded for each workflow."""
         # One transaction each, so that other writers never wait for all of them.
         for key in sorted(ids):
             with self._writing() as connection:

@@ -31,7 +31,7 @@ _QUESTIONS = TypeAdapter(tuple[Question, ...])
 
 
 def next_tick(connection: Connection, count: int = 1) -> int:
-    """Reserve `count` change numbers in a write transaction, and return the first one."""
+    """Reserve `count` change numbers in a write transaction and return the first number."""
     # Updated before it is read, so that the row is locked and no other writer gets the same numbers.
     connection.execute(_ADVANCE, {"count": count})
     last: int = connection.execute(_TICK).scalar_one()
@@ -39,15 +39,15 @@ def next_tick(connection: Connection, count: int = 1) -> int:
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    """Insert rows. Rows with the same primary key are replaced."""
+    """Insert rows, replacing existing rows with the same primary key."""
     if rows:
         connection.execute(_upsert(table, connection.dialect.name), rows)
 
 
 def insert_missing(connection: Connection, table: Table, rows: list[dict[str, Any]], *keys: str) -> None:
-    """Insert rows, except for those that violate the uniqueness of `keys`.
+    """Insert rows, skipping rows that violate the uniqueness of `keys`.
 
-    If no keys are given, rows that violate any unique key are skipped.
+    If no keys are given, skip rows that violate any unique key.
     """
     if rows:
         connection.execute(_insert_missing(table, connection.dialect.name, keys), rows)
@@ -70,7 +70,7 @@ def _insert_missing(table: Table, dialect: str, keys: tuple[str, ...]) -> Any:
 
 
 def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
-    """Return a snapshot's row without its change number. A closed workflow does not have open questions."""
+    """Return the row for a snapshot without its change number. A closed workflow has no open questions."""
     open_questions = () if snapshot.closed else snapshot.questions
     return {
         **snapshot.model_dump(exclude={"questions", "details", "goal"}),
@@ -86,7 +86,7 @@ def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
 
 
 def scrub_json(value: Any) -> Any:
-    """Scrub all texts in JSON data, because they may leave this host."""
+    """Scrub all strings in JSON data, because the data may leave this host."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def scrub_json(value: Any) -> Any:
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:
-    """Convert a ledger row to a workflow line. The details are empty if their column was not selected."""
+    """Convert a ledger row to a workflow line. Without the details column, the details are empty."""
     fields = {name: value for name, value in row.items() if name in WorkflowLine.model_fields}
     return WorkflowLine(
         **{
@@ -111,7 +111,7 @@ def questions_of(row: RowMapping) -> tuple[Question, ...]:
 
 
 def step_row(project: str, step: StepRow) -> dict[str, Any]:
-    """Return the row of a plan step without its change number."""
+    """Return the row for a plan step without its change number."""
     return {**step.model_dump(), "title": scrub(step.title), "project": project, "needs": json.dumps(step.needs)}
 
 
@@ -132,7 +132,7 @@ def event_line(row: RowMapping) -> EvidenceLine:
 
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add the amount that a workflow has spent since its last snapshot to its total for the current hour."""
+    """Add a workflow's spending since its last snapshot to its total for the current hour."""
     booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
@@ -155,7 +155,7 @@ ASKED_AT_ONCE = 500
 
 
 def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -> list[TrailEvent]:
-    """Store the current state of steps unless newer data is already stored. Return the events for the changes."""
+    """Store the current state of steps and return the events for the changes. Older data is dropped."""
     lines: list[TrailEvent] = []
     changed: list[StepRow] = []
     for plan_id, plan_rows in _by_plan(rows).items():
@@ -175,7 +175,7 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
-    """Add a plan's steps. For existing steps, only the title, order and needs are updated."""
+    """Add a plan's steps. For existing steps, update only the title, the order and the needs."""
     for plan_id, plan_rows in _by_plan(rows).items():
         stored_steps = _load_steps(connection, project, plan_id, [row.step for row in plan_rows])
         merged = [
@@ -188,7 +188,7 @@ def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def settle_steps(connection: Connection, project: str, plan_id: str, statuses: Mapping[str, str], at: datetime) -> None:
-    """Store the final statuses of a plan's steps. Pending steps that are not named are marked as completed."""
+    """Store the final statuses of a plan's steps. Other pending steps are marked as completed."""
     query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
     stored_steps = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
     open_ones = [step for step, row in stored_steps.items() if row.status == StepStatus.PENDING.value]
@@ -215,7 +215,7 @@ def _load_steps(connection: Connection, project: str, plan_id: str, names: list[
 
 
 def _after(before: StepRow, row: StepRow) -> StepRow | None:
-    """Merge new data into a known step. Return None if the data is older."""
+    """Merge new data into a stored step. Return None if the data is older."""
     if row.at is not None and before.at is not None and row.at < before.at:
         return None
     # Fields that a later row omits keep their values.
@@ -255,7 +255,7 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 
 
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
-    """Yield how long each closed question of a workflow waited for an answer."""
+    """Yield the time in seconds that each closed question of a workflow waited for an answer."""
     if snapshot.status == EpisodeOutcome.FAILED.value.lower():
         return  # closed by a timeout, not by an answer
     for question in settled:

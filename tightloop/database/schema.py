@@ -23,7 +23,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Moment(TypeDecorator[datetime]):
-    """Column type for a UTC time, because SQLite does not store time zones."""
+    """Column type for UTC times, because SQLite does not store time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -42,7 +42,10 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Prose(TypeDecorator[str]):
-    """Text from any source. PostgreSQL rejects NUL characters, and both databases reject lone surrogates."""
+    """Column type for text from any source. Characters that the database rejects are replaced.
+
+    PostgreSQL rejects NUL characters, and both databases reject lone surrogates.
+    """
 
     impl = Text
     cache_ok = True

@@ -19,7 +19,7 @@ YEAR_MINUTES = 365.0 * 24 * 60
 
 
 class Budget(CallerInput):
-    """Limits of one episode. `None` means unlimited."""
+    """Limits of an episode. `None` means unlimited."""
 
     # Tokens and cost have no default limit: if an agent does not report them, their sums are only lower bounds.
     max_iterations: int | None = 15
@@ -45,7 +45,7 @@ class Budget(CallerInput):
     def spent_at_once(self) -> str:
         """Name of the first limit that is zero or negative, or "".
 
-        No run can start with it, and extending it has no effect.
+        A run cannot start with such a limit, and extending the limit has no effect.
         """
         bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
         # The zero of the bound's own type: a timedelta cannot be compared with 0.
@@ -53,7 +53,7 @@ class Budget(CallerInput):
 
 
 class Spent(Value):
-    """Resources that an episode has used so far, across all runs and branches."""
+    """Resources that an episode has used in all runs and branches."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -78,7 +78,7 @@ class Spent(Value):
         return self.input_tokens + self.output_tokens
 
     def with_usage(self, usage: Usage | None) -> "Spent":
-        """Return the total after adding the usage of one call. `None` stands for work without a model."""
+        """Return the total after adding the usage of one call. `None` means work without a model."""
         if usage is None:
             return self
         return self.evolve(
@@ -93,7 +93,7 @@ class Spent(Value):
 
 
 class BudgetItem(StrEnum):
-    """A limit that was reached. The value is the field name in `Spent`."""
+    """Budget limit that was reached. The value is the field name in `Spent`."""
 
     ITERATIONS = "iterations"
     EXECUTOR_FAILURES = "executor_failures"
@@ -109,19 +109,19 @@ class BudgetItem(StrEnum):
 
 
 class Breach(Value):
-    """Exhausted budget limit, which can be shown as text."""
+    """Budget limit that was reached, with the amount spent."""
 
     item: BudgetItem
     spent: str
     limit: str
 
     def __str__(self) -> str:
-        """Return a text with the amount spent and the limit."""
+        """Return the amount spent and the limit as text."""
         return f"{self.item.value} {self.spent} of {self.limit}"
 
 
 def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
-    """Return every limit that has been reached, in the order of `BudgetItem`."""
+    """Return the limits that have been reached, in the order of `BudgetItem`."""
     result: list[Breach] = []
     for item in BudgetItem:
         used, limit = getattr(spent, item.value), getattr(budget, item.bound)
@@ -134,17 +134,18 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def describe_end(until: datetime | None, now: datetime) -> str:
-    """Describe the time at which a run had to stop, such as `until 2026-11-30 07:00 UTC`.
+    """Describe the end time that a run has reached, such as `until 2026-11-30 07:00 UTC`.
 
-    Empty if there is time left.
+    Return "" if there is time left.
     """
     return "" if until is None or now < until else f"until {until:%Y-%m-%d %H:%M %Z}"
 
 
 def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
-    """Return `budget` with each exhausted limit raised to the amount spent plus the corresponding amount in `first`.
+    """Return `budget` with its exhausted limits raised.
 
-    If no limit is exhausted, the run has reached the time `until`, which is removed.
+    Each exhausted limit becomes the amount spent plus the corresponding amount in `first`. If no limit is
+    exhausted, the run has reached the time `until`, which is removed.
     """
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
@@ -161,7 +162,7 @@ def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
 
 
 def should_converge(budget: Budget, spent: Spent) -> bool:
-    """Return whether the circuit breaker asks the planner to wrap up."""
+    """Return whether the planner should be asked to wrap up."""
     return budget.warn_at_iteration is not None and spent.iterations >= budget.warn_at_iteration
 
 
@@ -196,14 +197,14 @@ PROOF = "proof, check"
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
-    """Return the `Work` to show while a single check is running."""
+    """Return the `Work` to display while a single check is running."""
     label = f"{kind} {number} of {total}" if total > 1 else kind
     what = f"{label}: {shorten(check.title, WHAT_CHARACTERS)}"
     return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
 
 
 def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
-    """Return the `Work` to show while all checks run together as one unit."""
+    """Return the `Work` to display while all checks run together as one unit."""
     names = ", ".join(check.title for check in checks)
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"

@@ -36,9 +36,10 @@ _QUOTING += """--done 'pytest -q -k "not slow"'"""
 
 
 class Check(CallerInput):
-    """One command of the definition of done. It passes if it exits with code 0, or if only known failures fail.
+    """Command of the definition of done.
 
-    A check can also be written as a plain string, such as `"pytest -q"`.
+    The check passes if the command exits with code 0, or if only known failures fail. A check can also be
+    written as a plain string, such as `"pytest -q"`.
     """
 
     run: str = ""
@@ -57,12 +58,12 @@ class Check(CallerInput):
 
     @property
     def title(self) -> str:
-        """The name, or the command if the check has no name."""
+        """Name of the check, or its command if the check has no name."""
         return self.name or self.run
 
     @property
     def problem(self) -> str:
-        """Error in the command with a corrected example, or "" if no error is apparent without a shell."""
+        """Error in the command with a corrected example, or "" if no error is found without a shell."""
         if not self.run.strip():
             return f"a check has no command. {_QUOTING}"
         # Only a shell can parse here-documents and bash's $'...', which may contain an escaped quote.
@@ -78,9 +79,9 @@ class Check(CallerInput):
 
 
 def start_in(folder: str, command: str) -> str:
-    """Return the command, changed to start in a folder below the top of the working tree.
+    """Return a command that starts in a folder below the root of the working tree.
 
-    A command that already does so, or that starts in a folder below that folder, stays the same.
+    A command that already starts in this folder or below it is returned unchanged.
     """
     inside = f"cd {shlex.quote(folder)}"
     if not folder or not command or command.startswith((f"{inside} && ", f"{inside}/")):
@@ -89,12 +90,12 @@ def start_in(folder: str, command: str) -> str:
 
 
 def checks_in(folder: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Return the checks with commands that start in a folder below the top of the working tree."""
+    """Return the checks with their commands changed to start in a folder of the working tree."""
     return tuple(check.evolve(run=start_in(folder, check.run)) for check in checks) if folder else checks
 
 
 class CheckStatus(StrEnum):
-    """Way in which a check ended."""
+    """Status of a finished check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -214,10 +215,10 @@ class CheckReport(Value):
 def find_checks(report: CheckReport, name: str = "") -> tuple[CheckResult, ...]:
     """Return the checks whose names start with `name`.
 
-    Without a name, return the failing checks, or all if none fails.
+    Without a name, return the failing checks, or all checks if none fail.
 
     Raises:
-        InvalidRequestError: no check has such a name. The message lists the names.
+        InvalidRequestError: no name matches. The message lists the names.
     """
     if not name:
         return report.failed or report.results
@@ -288,9 +289,9 @@ FAILED_TESTS_LIMIT = 2_000
 
 
 def failed_tests(output: str) -> tuple[str, ...]:
-    """Return the names of the failed tests in the output of a test runner, without duplicates.
+    """Return the names of the failed tests in a test runner's output, without duplicates.
 
-    The result is empty if there are none, if the runner is unknown, or if there are more than `FAILED_TESTS_LIMIT`.
+    The result is empty if the runner is unknown, or if more than `FAILED_TESTS_LIMIT` tests failed.
     """
     text = _ESCAPES.sub("", _searchable(output))
     for pattern in _FAILED_TESTS:
@@ -302,7 +303,10 @@ def failed_tests(output: str) -> tuple[str, ...]:
 
 
 def known_failures_remark(check: Check, output: str) -> str:
-    """Return a remark if only known tests failed, such as `red before: 3 tests, now 1`, and otherwise ""."""
+    """Return a remark if only known tests failed, such as `red before: 3 tests, now 1`.
+
+    Otherwise, return "".
+    """
     before, now = set(check.known_failures), set(failed_tests(output))
     if not now or not now <= before:
         return ""
@@ -327,7 +331,7 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Convert a finished command into the result of its check.
+    """Convert a finished command to the result of its check.
 
     The check passes if the exit code is 0, or if only its known failures fail.
     """
@@ -365,14 +369,15 @@ def judge(
 
 
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
-    """Explain why the result of a new check does not show that something is missing, or return "" if it does.
+    """Explain why a new check's result is not evidence that something is missing.
 
-    Only a failing assertion is evidence. A program that cannot be loaded or started is not.
+    Return "" if the result is evidence. Only a failing assertion is evidence. A program that cannot be
+    loaded or started is not.
 
     Args:
         result: result before any work.
         is_flaky: the check failed once and passed when it was repeated.
-        is_judged: its tests were observed to fail in their own assertions, so its output does not matter.
+        is_judged: the tests were seen to fail in their own assertions, so the output does not matter.
     """
     if is_flaky:
         return "the check is flaky: it failed once, and passed when it was repeated without a change"
@@ -393,7 +398,10 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
 
 
 def _tail(output: str, *, failed: bool) -> str:
-    """Return the last lines of an output, preceded by the line that explains the failure if it is further up."""
+    """Return the last lines of an output.
+
+    If the failure is explained by an earlier line, that line comes first.
+    """
     tail = last_lines(output, TAIL_CHARACTERS)
     cause = find_cause(_searchable(output)).strip() if failed else ""
     if cause in tail:
@@ -411,7 +419,10 @@ def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, 
 
 
 def progress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether the results improved: fewer checks or tests fail, and no check got worse."""
+    """Return whether the results improved.
+
+    Fewer checks or tests must fail, and no check may get worse.
+    """
     if before is None:
         return after.green
     pairs = _pairs(before, after)
@@ -419,7 +430,7 @@ def progress(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def regress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether a check that passed before now fails, or a check has more failures.
+    """Return whether a passing check now fails, or a failing check got worse.
 
     New tests that have never passed do not count.
     """
@@ -442,7 +453,10 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
 
 
 def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
-    """Return whether a check got worse. With `fewer` and test counts, it got worse only if fewer tests pass."""
+    """Return whether a check got worse.
+
+    With `fewer`, a failing check with test counts got worse only if fewer tests pass.
+    """
     if new.passed or old.passed:
         return old.passed and not new.passed
     if old.counts.failed is None or new.counts.failed is None:
@@ -463,20 +477,20 @@ NAME_CHARACTERS = 80
 
 
 def check_name(title: str) -> str:
-    """Return a check's name, shortened to the form that is stored in histories and compared there."""
+    """Return a check's name, shortened to the form that histories store."""
     return shorten(title, NAME_CHARACTERS)
 
 
 def check_key(run: str) -> str:
     """Return a short digest of a check's command.
 
-    A check that keeps its name but gets another command counts as a different check, which has not failed yet.
+    A check with the same name but a new command counts as a different check that has not failed yet.
     """
     return hashlib.sha256(run.encode()).hexdigest()[:12]
 
 
 class FailedCheck(Value):
-    """A failing check as the workflow sees it, small enough for the history."""
+    """Failing check as seen by the workflow. It is small enough for the history."""
 
     name: str
     key: str = ""
@@ -493,7 +507,7 @@ class FailedCheck(Value):
 
 
 class Verification(Value):
-    """Result of running all checks. The artifact contains the full `CheckReport`."""
+    """Result of running all checks. The full `CheckReport` is stored as an artifact."""
 
     tree: str
     """Tree that was checked. After the checks, it is the tree on disk again."""
@@ -531,6 +545,6 @@ class Verification(Value):
 
     @property
     def passed_of_all(self) -> str:
-        """Number of passed checks out of the total, such as `2/3`, with the remarks."""
+        """Number of passed checks out of the total, such as `2/3`, followed by any remarks."""
         passed = f"{self.total - self.failed_count}/{self.total}"
         return f"{passed} ({'; '.join(self.remarks)})" if self.remarks else passed

@@ -71,7 +71,7 @@ class RestoreTarget(Value):
 
 
 class Tracked(Value):
-    """The tracker's results for an iteration."""
+    """Results of the tracker for an iteration."""
 
     tracking: Tracking
     checkpoint: CheckpointRecord
@@ -98,13 +98,13 @@ def checkpoint_id(number: int) -> str:
 
 
 def checkpoint_number(text: str) -> int | None:
-    """Return the number n from `ckpt-<n>` or a bare `<n>`, or None if the text is neither."""
+    """Parse `ckpt-<n>` or `<n>` and return the number. Return None for any other text."""
     match = _ID.match(text.strip())
     return int(match.group(1)) if match else None
 
 
 def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tuple[CheckpointRecord, ...]:
-    """Mark every later checkpoint that is not an ancestor of `checkpoint` as discarded.
+    """Mark all later checkpoints that are not ancestors of `checkpoint` as discarded.
 
     Nothing is removed. Ancestors become active again, even if an earlier restore discarded them.
     """
@@ -128,7 +128,7 @@ def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tup
 def merge(
     preferred: tuple[CheckpointRecord, ...], additional: tuple[CheckpointRecord, ...]
 ) -> tuple[CheckpointRecord, ...]:
-    """Merge both lists by number without duplicates. If a number is in both lists, `preferred` wins."""
+    """Merge two lists by number without duplicates. Records in `preferred` take precedence."""
     by_id = {record.id: record for record in additional} | {record.id: record for record in preferred}
     return tuple(sorted(by_id.values(), key=lambda record: record.number))
 
@@ -138,7 +138,7 @@ PATH_CHARACTERS = 4_000
 
 
 class CopiesHead(Value):
-    """An episode's copied increments, and the host that may add more."""
+    """Increments of an episode that were copied, and the host that may add more."""
 
     home: str
     """Task queue of the host that is allowed to write."""
@@ -151,14 +151,14 @@ class CopiesHead(Value):
     """Checkpoint that results from applying all increments."""
 
     def with_run(self, home: str, run: str) -> Self:
-        """Return the head for a new episode with this id. Nothing from an earlier episode is reused."""
+        """Return the head for a new episode with this id. Nothing is reused from an earlier episode."""
         # A retried activity of the same run must not open another epoch.
         if (self.home, self.run) == (home, run):
             return self
         return self.evolve(home=home, run=run, epoch=self.epoch + 1, increments=(), last=None)
 
     def taken(self, home: str, epoch: int) -> Self:
-        """Return the head for a host that takes over. Idempotent for the same host and epoch.
+        """Return the head after a host takes over. Idempotent for the same host and epoch.
 
         Raises:
             FencedError: the epoch belongs to another host or has ended.
@@ -175,7 +175,7 @@ class CopiesHead(Value):
         return self.evolve(increments=(*self.increments, name), last=record)
 
     def with_no_increments(self) -> Self:
-        """Return the head without its increments, for use when they are no longer needed."""
+        """Return the head without its increments, which are no longer needed."""
         return self.evolve(run="", increments=(), last=None)
 
 
@@ -200,7 +200,7 @@ def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> Fenced
 
 
 class MoveTarget(Document):
-    """The target host of a move, and who requested it."""
+    """Target host of a move, and the person who requested the move."""
 
     to: str
     """The host's task queue, as shown by `tightloop doctor`."""
@@ -218,7 +218,7 @@ class MoveTarget(Document):
 
     @property
     def bounded(self) -> Self:
-        """Return a copy whose texts are short enough for a history."""
+        """Return a copy with texts that are short enough for a history."""
         return self.evolve(
             to=self.to[:QUEUE_CHARACTERS],
             workspace=self.workspace[:PATH_CHARACTERS],
@@ -233,7 +233,7 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     An episode can be moved to its current host only while it waits for a person.
 
     Raises:
-        InvalidRequestError: the move is impossible; the message contains the reason.
+        InvalidRequestError: the move is impossible. The message contains the reason.
     """
     if not epoch:
         raise InvalidRequestError(
@@ -250,7 +250,9 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
 
 
 def choose_home(target: str, homes: tuple[str, ...]) -> str:
-    """Return a host's task queue, given the queue itself, the host name, or the machine name that it starts with.
+    """Return the task queue of a host.
+
+    `target` is the task queue, the host name, or the host name without its random suffix.
 
     Raises:
         InvalidRequestError: no host matches, or more than one does.
@@ -269,9 +271,9 @@ def choose_home(target: str, homes: tuple[str, ...]) -> str:
 
 
 def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
-    """Return the task queue of the host that takes over from an unresponsive one, or "" if there is no other host.
+    """Return the task queue of the host that takes over from an unresponsive host.
 
-    The episodes of a host are distributed across all other hosts.
+    Return "" if there is no other host. The episodes of a host are distributed across all other hosts.
     """
     # Sorted, because the order of a set of strings differs between processes too.
     other_homes = sorted({*homes} - {home})
@@ -280,22 +282,22 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
 
 
 def host_of(home: str) -> str:
-    """Return the host name contained in a task queue created by `tightloop.host.identity`."""
+    """Return the host name in a task queue created by `tightloop.host.identity`."""
     return home.rpartition("-workspace-")[2]
 
 
 def read_increment_name(name: str) -> str:
-    """Return the content digest at the end of an increment's name."""
+    """Return the content digest from an increment's name."""
     return name.rpartition("-")[2]
 
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
-    """Return whether a name is the full name of an increment from the given epoch or an earlier one."""
+    """Return whether a name is a full increment name of the given epoch or an earlier one."""
     # The names come from a listing of the bucket, which also holds the head.
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
-    """Return an increment's name relative to its episode. Equal content has equal names."""
+    """Return an increment's name relative to its episode. Equal content gets the same name."""
     return f"{epoch}/{record.number}-{digest}"

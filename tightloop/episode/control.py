@@ -22,7 +22,7 @@ from tightloop.wording import budget_line, status_label
 
 
 class ExecutorAmendment(Document):
-    """Changes to the executor, or to its crash and permission rules. Empty fields keep their current values."""
+    """Changes to the executor and its crash and permission rules. Empty fields keep their values."""
 
     name: str = ""
     fallback: tuple[str, ...] | None = None
@@ -32,7 +32,7 @@ class ExecutorAmendment(Document):
     def apply_to(self, choice: ExecutorChoice) -> ExecutorChoice:
         """Return the choice with the changes applied.
 
-        A different executor starts with the model from its own settings.
+        A new executor starts with the model from its own settings.
         """
         other = bool(self.name) and self.name != choice.name
         return choice.evolve(
@@ -45,7 +45,7 @@ class ExecutorAmendment(Document):
 
 
 class Amendment(Document):
-    """Changes to the goal, checks, hidden scenarios, executor or planner. Empty fields keep their current values."""
+    """Changes to the goal, checks, scenarios, executor or planner. Empty fields keep their values."""
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
@@ -84,7 +84,7 @@ class Amendment(Document):
 
 
 def with_check(request: EpisodeRequest, answer: Answer) -> Amendment:
-    """Return the amendment that adds the check in the text of an answer.
+    """Return the amendment that adds the check given in an answer.
 
     Raises:
         InvalidRequestError: the check is already in the definition of done, or is not a valid command.
@@ -116,7 +116,7 @@ def read_response(value: Any) -> Remark:
 
 
 def message_effect(planner: str) -> str:
-    """Return the effect of a message to the planner, as a reply to its sender."""
+    """Return the reply to the sender of a message, which describes the effect on the planner."""
     if planner == "heuristic":
         return "the planner is rule-based and passes the message to the executor with the next plan"
     return "the planner will read the message"
@@ -127,11 +127,12 @@ def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: i
 
     Args:
         value: an id, a number, or an object with a `checkpoint_id` and a `reason`.
-        records: checkpoints that the run has in its state.
-        newest: number of the newest checkpoint. Checkpoints older than those in `records` are in the ledger.
+        records: checkpoints in the state of the run.
+        newest: number of the newest checkpoint. Checkpoints that are older than `records` are in the
+            ledger.
 
     Raises:
-        InvalidRequestError: the checkpoint is unknown; the message lists the existing ones.
+        InvalidRequestError: the checkpoint is unknown. The message lists the existing checkpoints.
     """
     if not isinstance(value, dict):
         value = {"checkpoint_id": str(value) if value is not None else ""}
@@ -183,7 +184,7 @@ def read_amendment(value: Any) -> Amendment:
     """Parse the argument of `amend_goal`, which is the new goal or an object.
 
     Raises:
-        InvalidRequestError: nothing changes, or a field is invalid.
+        InvalidRequestError: the amendment changes nothing, or a field is invalid.
     """
     example = (
         '"make the tests pass on Python 3.13" or {"goal": "...", "definition_of_done": ["pytest -q"], '
@@ -200,7 +201,7 @@ def read_amendment(value: Any) -> Amendment:
 
 
 class EpisodeInput(EpisodeRequest, RunInput):
-    """Input of an episode's run: the request, and the state from the previous Temporal run if there was one."""
+    """Input of an episode's run: the request, and any state from the previous Temporal run."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
@@ -231,10 +232,10 @@ _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION, Que
 
 
 def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
-    """Return the checkpoint to restore.
+    """Return the id of the checkpoint to restore.
 
-    This is the newest checkpoint that contains neither the change in question nor work that a person refused. If there
-    is no such checkpoint, it is the oldest known one.
+    This is the newest checkpoint without the change in question and without work that a person refused.
+    If there is no such checkpoint, the oldest known checkpoint is restored.
     """
     records = {record.id: record for record in state.checkpoints}
     record = state.last_checkpoint
@@ -261,7 +262,7 @@ def status_of(
     status: str,
     work: Work | None = None,
 ) -> EpisodeStatus:
-    """Return the snapshot that answers the `status` query."""
+    """Return the status snapshot for the `status` query."""
     last = state.last_checkpoint
     return EpisodeStatus.of(
         state,
@@ -299,7 +300,7 @@ def details_markdown(
 ) -> str:
     """Return the current details of an episode as Markdown.
 
-    They contain the state of the episode and the exact JSON for the possible next actions.
+    The details show the episode's state and the exact JSON for the possible next actions.
     """
     label = status_label(status, questions[0].kind.value if questions else None)
     lines = [f"**{label}** · iteration {state.iteration} · {state.phase.value} · branch {state.branch}", ""]
@@ -335,7 +336,7 @@ def _failed_check_lines(check: FailedCheck) -> list[str]:
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
     """Return the Temporal CLI command that resets an episode to the checkpoint before the newest one.
 
-    The command is empty if no checkpoint can be used.
+    Return "" if no checkpoint can be used.
     """
     usable_records = [record for record in records if record.event_id and not record.discarded]
     if not usable_records:

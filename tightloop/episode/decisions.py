@@ -115,7 +115,7 @@ _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
 
 
 def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
-    """Create a question for a person. The first option is the default unless it would grant something."""
+    """Create a question for a person. The first option is the default unless the kind has no default."""
     name, effect = _FIRST[kind]
     return Question(
         id="",
@@ -130,7 +130,7 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 
 def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Question:
-    """Return the question about findings in a plan or in a change, including the suggestion for each one."""
+    """Return the question about findings in a plan or a change, with a suggestion for each finding."""
     title, evidence = describe_findings(findings)
     state = "the finding is about the next plan, which has not been delivered yet"
     if change is not None:
@@ -139,7 +139,10 @@ def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None
 
 
 def about_change(question: Question, change: ShownChange | None) -> Question:
-    """Add a change to the question about it, with an option to state that the person asked for the change."""
+    """Add a change to the question about it.
+
+    The question also gets the option to confirm that the person asked for the change.
+    """
     if change is None:
         return question
     renamed = {REFUSE: _UNDO_CHANGE, **({ALLOW: _ALLOW_CHANGE} if change.files else {})}
@@ -149,9 +152,9 @@ def about_change(question: Question, change: ShownChange | None) -> Question:
 
 
 def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -> Question:
-    """Add the numbers of the drafted scenarios that failed to a question, without quoting the scenarios.
+    """Add the numbers of the failed drafted scenarios to a question.
 
-    Agents may read the question.
+    The scenarios are not quoted, because agents may read the question.
     """
     names = ", ".join(str(number + 1) for number in failed)
     more = (
@@ -181,7 +184,10 @@ def already_green_question(checks: tuple[Check, ...]) -> Question:
 
 
 def end_question(work: Work, now: datetime) -> Question:
-    """Return the question to ask when a pause is requested during long work. The work continues in the meantime."""
+    """Return the question to ask when a pause is requested during long work.
+
+    The work continues in the meantime.
+    """
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
@@ -199,7 +205,7 @@ def end_question(work: Work, now: datetime) -> Question:
 
 
 def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = CANCEL_EPISODE) -> Question:
-    """Return the question about files that somebody else has changed. A plain `resume` keeps the changes."""
+    """Return the question about files that somebody else changed. A plain `resume` keeps the changes."""
     more = drift.count - len(drift.lines)
     return Question(
         id="",
@@ -241,7 +247,7 @@ CHECKS_SHOWN = 2
 
 
 def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -> tuple[str, ...]:
-    """Append the lines that explain failing checks, and the executor's last words, to a question's evidence.
+    """Add the output of failing checks and the executor's last message to a question's evidence.
 
     Args:
         state: state of the episode.
@@ -285,7 +291,7 @@ class NextAction(StrEnum):
 
 
 class Decision(Value):
-    """Next action of the loop, with the question or report that belongs to it."""
+    """Next action of the loop, with its question or report."""
 
     action: NextAction
     question: Question | None = None
@@ -308,7 +314,7 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
 
 
 def guard_rails(state: EpisodeState, now: datetime) -> Decision:
-    """Ask a person if a budget limit forbids another iteration."""
+    """Ask a person how to continue if a budget limit has been reached."""
     end = describe_end(state.budget.until, now)
     reached_limits = (*map(str, breaches(state.budget, state.spent)), *([end] if end else []))
     return (
@@ -319,8 +325,8 @@ def guard_rails(state: EpisodeState, now: datetime) -> Decision:
 def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
     """Decide what to do after planning.
 
-    A malformed reply counts as a failed iteration and does not cause a pause. Findings that a person has already
-    allowed (`overruled`) do not lead to another question.
+    A malformed reply counts as a failed iteration and does not cause a pause. A person is not asked again
+    about findings in `overruled`, which were already allowed.
     """
     if outcome.verdict is PlanVerdict.GAVE_UP:
         return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without giving a reason")
@@ -336,7 +342,7 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
 
 
 def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Decision:
-    """Ask a person about findings, if there are any."""
+    """Ask a person about the findings. Continue if there are none."""
     if not findings:
         return CONTINUE
     return Decision(action=NextAction.ASK, question=alignment_question(findings, change))
@@ -345,26 +351,26 @@ def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None)
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
     """Return whether to execute a plan that a person allowed.
 
-    If there is a note for the planner, it replans instead.
+    If there is a note for the planner, the planner creates a new plan instead.
     """
     planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     return planned and not state.notes and not unanswered_findings(outcome.findings, state.overruled)
 
 
 def is_change_allowed(state: EpisodeState) -> bool:
-    """Return whether the check results are still valid for a change that a person allowed."""
+    """Return whether the check results still apply to a change that a person allowed."""
     return not state.notes and state.checked_tree == state.tree
 
 
 def after_execution(
     state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice, *, changed: bool = False
 ) -> Decision:
-    """Decide whether to verify the work, to deliver the plan again, or to ask a person first.
+    """Decide what to do after a delivery: verify the work, deliver the plan again, or ask a person.
 
     Args:
-        state: the state with the report.
+        state: state of the episode, including the report.
         report: the report on the delivery.
-        choice: the executor, with its bounds for failed deliveries.
+        choice: the executor, with its limits for failed deliveries.
         changed: whether the delivery has changed a file.
     """
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
@@ -433,25 +439,27 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
 
 
 def is_complete(state: EpisodeState) -> bool:
-    """Return whether the goal is met: the checks pass, and their result is meaningful.
+    """Return whether the goal is met.
 
-    The result is meaningful if the checks failed initially or the planner claims that the goal is met. A claim never
-    counts if the checks do not pass. Work that people have requested is planned first. A refused proof is therefore
-    repeated after the next iteration, even if that iteration changed nothing, and the finding is reported or asked
-    about again.
+    The checks must pass, and their result must be meaningful. The result is meaningful if the checks
+    failed initially, or if the planner claims that the goal is met. A claim never counts if the checks
+    fail.
+
+    Work that people have requested is planned first. A refused proof is therefore repeated after the next
+    iteration, even if that iteration changed nothing. The finding is then reported or asked about again.
     """
     means_something = state.baseline_red or state.plan_final
     return state.checks_green and means_something and not state.asked_for
 
 
 def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:
-    """Return whether every check passes before the first plan, and it is not decided yet how to continue."""
+    """Return whether all checks pass before the first plan and the next step is still undecided."""
     is_start = state.iteration == 0 and state.inherited is None
     return is_start and state.checks_green and not (state.baseline_red or state.green_settled or request.keep_green)
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
-    """Decide what to do at the end of an iteration: succeed, ask a question, or continue, possibly with a report.
+    """Decide whether to succeed, ask a question or continue at the end of an iteration.
 
     Findings come first, because the work may have made the checks pass in an illegitimate way.
     """
@@ -476,7 +484,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
 
 
 def _stuck_question(state: EpisodeState, streak: FailureStreak) -> Question:
-    """Return the question about iterations without progress, with their cause."""
+    """Return the question about iterations without progress, including the cause."""
     count, failure = format_count(streak.iterations, "iteration"), streak.last.summary if streak.last else ""
     if state.circles:
         title = (
@@ -493,6 +501,6 @@ def _stuck_question(state: EpisodeState, streak: FailureStreak) -> Question:
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
-    """Return whether to continue as new. Call it only between iterations."""
+    """Return whether to continue as new. This must be called between iterations."""
     # Temporal's suggestion counts events, of which messages and questions make more than the iterations alone.
     return suggested or iterations_in_run >= request.iterations_per_run

@@ -27,14 +27,14 @@ _JOINED = re.compile(r"[;&|\n]")
 
 
 def check_argv(script: str) -> tuple[str, ...]:
-    """Return the command line that runs a check. A pipe needs bash, because POSIX shells have no `pipefail`."""
+    """Return the command line that runs a check. Pipes need bash, because POSIX shells lack `pipefail`."""
     if has_pipe(script):
         return (BASH, "-o", "pipefail", "-c", with_pipe_status(script))
     return ("/bin/sh", "-c", script)
 
 
 def masked_problem(script: str) -> str:
-    """Return the error in a check that can never fail, or "" if it can."""
+    """Return the error for a check that can never fail, or "" if the check can fail."""
     end = masked_by(script)
     return (
         f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove this ending"
@@ -47,7 +47,7 @@ def refuse_masked(checks: Iterable[Check]) -> None:
     """Reject checks whose commands can never fail.
 
     Raises:
-        InvalidRequestError: a check passes whatever happens.
+        InvalidRequestError: a check always passes.
     """
     if problem := next(filter(None, (masked_problem(check.run) for check in checks)), ""):
         raise InvalidRequestError(problem)
@@ -59,7 +59,10 @@ def has_pipe(script: str) -> bool:
 
 
 def masked_by(script: str) -> str:
-    """Return the end of a script that makes every failure before it pass, such as `|| true`, or "" if there is none."""
+    """Return the end of a script that hides all earlier failures, such as `|| true`.
+
+    Return "" if there is no such end.
+    """
     # Parsing loads a C library, and most checks are a single command.
     return _masked_by(parse(script), script) if _JOINED.search(script) else ""
 
@@ -84,7 +87,10 @@ def _masked_by(node: "Node", script: str) -> str:
 
 
 def with_pipe_status(script: str) -> str:
-    """Return a bash script that needs `-o pipefail` and in which a command that ends by SIGPIPE is not a failure."""
+    """Return a bash script that does not treat an end by SIGPIPE as a failure.
+
+    The script must run with `-o pipefail`.
+    """
     root = parse(script)
     # If the parser found an error, positions may be wrong. If the script is really invalid, Bash reports it.
     if root.has_error:

@@ -72,9 +72,9 @@ class FailureKind(StrEnum):
 
 
 def without_noise(text: str, *, numbers: bool = True) -> str:
-    """Remove the parts of a text that vary between runs: times, addresses, hashes, folders and colours.
+    """Remove the parts of a text that vary between runs, such as times, addresses and hashes.
 
-    Other numbers are removed as well, unless `numbers` is False.
+    Other numbers are also removed unless `numbers` is False.
     """
     for pattern, replacement in _NOISE:
         text = pattern.sub(replacement, text)
@@ -83,9 +83,9 @@ def without_noise(text: str, *, numbers: bool = True) -> str:
 
 
 def signature(*parts: str) -> str:
-    """Return a stable id of an error text.
+    """Return a stable id for an error text.
 
-    It has 16 hexadecimal digits and is the same for the same cause.
+    The id has 16 hexadecimal digits and is the same for the same cause.
     """
     text = "\n".join(map(without_noise, parts))
     # `replace`, because output may hold lone surrogates, which UTF-8 rejects.
@@ -93,14 +93,14 @@ def signature(*parts: str) -> str:
 
 
 def short_mark(text: str) -> str:
-    """Return 4 characters that distinguish a text from a few hundred others."""
+    """Return a hash of 4 characters, which is enough to distinguish a few hundred texts."""
     # 3 bytes are exactly 4 characters of base64.
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).digest()
     return base64.urlsafe_b64encode(digest).decode("ascii")
 
 
 def combine_signatures(marks: Iterable[str]) -> str:
-    """Combine several signatures into a single one of 16 hexadecimal digits."""
+    """Combine several signatures into one signature of 16 hexadecimal digits."""
     # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
     return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
 
@@ -126,7 +126,7 @@ class FailureStreak(Value):
     """Number of consecutive iterations that changed no file."""
 
     def plus(self, failure: Failure, *, changed: bool = True) -> "FailureStreak":
-        """Return the streak after one more failure. A different cause restarts the count."""
+        """Return the streak after another failure. A different cause restarts the count."""
         again = self.last is not None and self.last.signature == failure.signature
         return FailureStreak(
             last=failure,
@@ -143,7 +143,7 @@ LONGEST_CIRCLE = 4
 
 
 def goes_round(marks: tuple[str, ...]) -> bool:
-    """Return whether the last marks are two rounds of the same cycle, such as A-B-A-B or A-B-C-A-B-C.
+    """Return whether the last marks repeat a cycle, such as A-B-A-B or A-B-C-A-B-C.
 
     A cycle has at least two distinct states. An unchanged state is stagnation, not a cycle.
     """
@@ -168,7 +168,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 
 
 class ComparableOutput(Value):
-    """Output of a failing check in a form that can be compared line by line and number by number."""
+    """Output of a failing check in a form that can be compared by lines and numbers."""
 
     lines: tuple[str, ...] = ()
     """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
@@ -200,7 +200,10 @@ def _numbers(line: str) -> Iterator[float]:
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
-    """Return whether the first lines are some, but not all, of the second lines. Repeated lines are counted."""
+    """Return whether the first lines are a proper subset of the second lines.
+
+    Repeated lines are counted.
+    """
     return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
 
 
@@ -243,12 +246,12 @@ Unlike the lines of `_ERROR_LINES`, these are not compared with earlier failures
 
 
 def find_explaining_line(text: str) -> str:
-    """Return the output line that best explains the failure, or ""."""
+    """Return the output line that best explains the failure, or "" if there is none."""
     return _find_last(text, _ERROR_LINES)
 
 
 def find_cause(text: str) -> str:
-    """Return the line with the failing assertion or the error of any tool, or else the last line."""
+    """Return the line with the failing assertion or the error, or the last line if there is none."""
     return _find_last(text, _CAUSE_LINES)
 
 
@@ -261,10 +264,10 @@ def _find_last(text: str, patterns: tuple[re.Pattern[str], ...]) -> str:
 
 
 def explain_output(text: str, limit: int) -> str:
-    """Return the lines of a failed command's output that explain the failure, at most `limit` characters.
+    """Return the output lines that explain the failure of a command, at most `limit` characters.
 
-    The failing assertion or the error comes first, followed by the last lines that fit. No line is cut, unless it is
-    longer than `limit` itself.
+    The failing assertion or the error comes first, followed by as many of the last lines as fit. A line
+    is cut only if it is longer than `limit`.
     """
     lines = [line.rstrip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
     cause = shorten(_MARK.sub("", find_cause("\n".join(lines))).strip(), limit)
@@ -280,7 +283,7 @@ def explain_output(text: str, limit: int) -> str:
 
 
 def normalize_explaining_line(text: str) -> str:
-    """Return the explaining line without noise. It is the same for the same failure."""
+    """Normalize the explaining line, so that equal failures have equal lines."""
     return without_noise(_MARK.sub("", find_explaining_line(text).strip()))
 
 

@@ -18,7 +18,10 @@ from tightloop.value import Value, clip
 
 
 class KnownBug(NamedTuple):
-    """A ruff rule that fixes a bug, and the traces that the bug leaves in the output of tests or type checkers."""
+    """Ruff rule that fixes a known bug.
+
+    `words` matches the output of tests or type checkers that fail because of the bug.
+    """
 
     code: str
     cause: str
@@ -34,7 +37,7 @@ PROBES = ("F632", "F901", "B006", "E711", "UP035")
 
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
-    """Return the rules whose bugs leave traces in the output of tests and type checkers, from `known_bugs.toml`."""
+    """Load the known bugs from `known_bugs.toml`."""
     data = tomllib.loads((resources.files("tightloop.episode") / "known_bugs.toml").read_text("utf-8"))
     return tuple(KnownBug(**{**bug, "words": "".join(bug["words"])}) for bug in data["bugs"])
 
@@ -57,7 +60,7 @@ _DEPTH = 3
 
 
 class ToolCall(Value):
-    """A program started by a shell command."""
+    """Program started by a shell command."""
 
     launcher: tuple[str, ...] = ()
     """Words before the program, such as `uv run` or `python -m`."""
@@ -69,26 +72,29 @@ class ToolCall(Value):
 
     @property
     def name(self) -> str:
-        """The program's name without its folder."""
+        """Name of the program, without its folder."""
         return _basename(self.program)
 
     @property
     def starts(self) -> str:
-        """The program that is actually executed: the launcher, if there is one."""
+        """Executable to start: the launcher if there is one, otherwise the program."""
         return self.launcher[0] if self.launcher else self.program
 
 
 def tool_calls(command: str) -> tuple[ToolCall, ...]:
     """Return the programs that a shell command starts, in order.
 
-    It understands `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`, `sh -c '...'`, `uv run`, `npx`,
-    `python -m` and the like. If the command cannot be parsed, the result is empty.
+    Supported syntax includes `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`,
+    `sh -c '...'`, `uv run`, `npx` and `python -m`. The result is empty if the command cannot be parsed.
     """
     return tuple(_calls(command, _DEPTH))
 
 
 def echoed_calls(output: str, names: frozenset[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of known tools that a task runner such as make or npm echoed to its output."""
+    """Return the tool calls that a task runner, such as make or npm, echoed to its output.
+
+    Only the tools in `names` are recognized.
+    """
     calls: list[ToolCall] = []
     for line in output.splitlines():
         if match := _ECHOED.match(line):
@@ -132,7 +138,7 @@ def _unwrap(tokens: list[str]) -> ToolCall | None:
 
 
 def _launcher_length(tokens: list[str]) -> int:
-    """Return the number of leading words that belong to the launcher, or 0 if the first word is the program."""
+    """Return the number of words in the launcher, or 0 if there is no launcher."""
     name = _basename(tokens[0])
     if name in _PREFIXES or _ASSIGNMENT.match(tokens[0]):
         return 1
@@ -190,7 +196,10 @@ Trying a safe fix for them wastes an iteration.
 
 
 class RuffRules(Value):
-    """Ruff's own information about its rules. If the table is empty, every fix is tried."""
+    """Information about ruff's rules, as reported by ruff.
+
+    If the table is empty, every fix is tried.
+    """
 
     without_fix: frozenset[str] = frozenset()
     """Codes of the rules for which ruff says "Fix is not available"."""
@@ -201,10 +210,10 @@ class RuffRules(Value):
 def read_rules(listed: str) -> RuffRules:
     """Parse the output of `ruff rule --all --output-format json`.
 
-    Surrounding lines printed by a launcher are ignored.
+    Lines that a launcher prints before or after the JSON are ignored.
 
     Raises:
-        ValueError: the text is not such output.
+        ValueError: the text does not contain the expected JSON.
     """
     try:
         # raw_decode stops at the end of the JSON; json.loads would fail on what a launcher prints after it.
@@ -221,7 +230,7 @@ def is_lint(call: ToolCall) -> bool:
 
 
 def named_rules(result: CheckResult) -> tuple[str, ...]:
-    """Return the rules named in the output of `ruff check`, in the order in which to fix them."""
+    """Return the rules that `ruff check` reported, in the order in which to fix them."""
     listed = (code for code in result.failing if _CODE.fullmatch(code))
     codes = tuple(dict.fromkeys((*listed, *_CODE.findall(result.tail))))
     return tuple(sorted(codes, key=lambda code: _LATE.index(code) + 1 if code in _LATE else 0))
@@ -230,7 +239,7 @@ def named_rules(result: CheckResult) -> tuple[str, ...]:
 def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
     """Return whether ruff offers a safe fix and an unsafe fix for a rule.
 
-    Both are True if its output does not say.
+    Both values are True if ruff's output does not contain this information.
     """
     if code in rules.without_fix:
         return False, False
@@ -248,14 +257,17 @@ def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
 def fix_command(
     start: Iterable[str], code: str, *, unsafe: bool = False, options: Iterable[str] = (), paths: Iterable[str] = (".",)
 ) -> tuple[str, ...]:
-    """Return the command that applies the fix of one rule. The command fails only if ruff cannot run."""
+    """Return the ruff command that applies the fixes for one rule.
+
+    The command fails only if ruff cannot run.
+    """
     # Remaining findings are left to the next plan: --exit-zero keeps them from failing this step.
     safety = ("--unsafe-fixes",) if unsafe else ()
     return (*start, "check", "--select", code, "--fix", *safety, "--exit-zero", *options, *paths)
 
 
 def selected_rules(call: ToolCall) -> tuple[str, ...]:
-    """Return the rule prefixes that a `ruff check` command selects, or `F` if it does not specify any."""
+    """Return the rule prefixes that a `ruff check` command selects. The default is `F`."""
     selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
     selected.extend(argument.removeprefix("--select=") for argument in call.args if argument.startswith("--select="))
     prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
@@ -264,7 +276,7 @@ def selected_rules(call: ToolCall) -> tuple[str, ...]:
 
 
 def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths of a `ruff check` command and the options that a fix must keep."""
+    """Return the paths of a `ruff check` command, and the options to use in a fix."""
     options: list[str] = []
     paths: list[str] = []
     arguments = iter(call.args)
@@ -305,7 +317,7 @@ class Fix(Value):
 
 
 class _Use(NamedTuple):
-    """A tool called by a check, with an allowed launcher if possible."""
+    """Tool called by a check. If possible, the call uses an allowed launcher."""
 
     result: CheckResult
     call: ToolCall
@@ -316,7 +328,7 @@ class _Use(NamedTuple):
 
 
 class _Formatter(Value):
-    """Rule for turning a formatter's check into a run of the formatter."""
+    """Rule for converting a formatter's check command to a formatting command."""
 
     name: str
     title: str
@@ -335,12 +347,12 @@ _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
 
 
 class FixFinder:
-    """Finds commands of the project's tools that may fix the failures in a check report."""
+    """Finds commands that may fix the failing checks, using the project's own tools."""
 
     def __init__(self, report: CheckReport, tried: Sequence[HistoryEntry] = (), programs: Sequence[str] = ()) -> None:
         """Collect the tools that the checks call.
 
-        `tried` lists the oldest command first. If `programs` is empty, any program is allowed.
+        `tried` is ordered from oldest to newest. If `programs` is empty, all programs are allowed.
         """
         self._report = report
         self._tried = tried
@@ -349,7 +361,7 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """The project's ruff command whose findings make a check fail, or an empty tuple if no such command exists."""
+        """The project's ruff command if its findings make a check fail, otherwise an empty tuple."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
@@ -359,11 +371,12 @@ class FixFinder:
     def select_patterns(self, recalled: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
         """Select the patterns to repeat for the failing checks.
 
-        For each check, this is the pattern for the same failure, or otherwise the first one for a similar failure.
+        Each check gets the most reliable pattern for the same failure. If no check has such a pattern, the
+        first pattern for a similar failure is selected.
 
         Args:
-            recalled: recalled patterns, with the most reliable first.
-            exact: whether to skip patterns for other failures.
+            recalled: recalled patterns, most reliable first.
+            exact: True to ignore patterns for similar failures.
         """
         usable = [recollection for recollection in recalled if self._is_usable(recollection)]
         # Reversed, so that the first and most reliable pattern of each check wins.
@@ -376,13 +389,16 @@ class FixFinder:
         return ordered or (() if exact else tuple(usable[:1]))
 
     def _is_usable(self, recollection: Recollection) -> bool:
-        """Return whether all commands are allowed and none is exhausted."""
+        """Return True if all commands are allowed and a rerun is not useless."""
         commands = recollection.pattern.commands if recollection.pattern else ()
         may_run = all(command and self._may_run(command[0]) for command in commands)
         return bool(commands) and may_run and not is_rerun_useless(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
-        """Explain why no fix is left, with the failing check, the last error, and advice for a person."""
+        """Explain why no fix is left.
+
+        The text names the failing check and the last error, and gives advice for a person.
+        """
         if not self._report.failed:
             return "no check fails, so there is nothing to plan. Add a check that shows what is missing"
         result = self._report.failed[0]
@@ -402,7 +418,7 @@ class FixFinder:
         return ". ".join(part.rstrip(".") for part in parts)
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:
-        """Return the fixes that have not been tried. Guesses are included only if nothing specific is known."""
+        """Return the fixes that have not been tried. Guesses are returned only if there is no specific fix."""
         return self._drop_useless((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._drop_useless(
             [*self._probe()]
         )
@@ -446,7 +462,10 @@ class FixFinder:
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:
-        """Yield a fix that tries all bug-finding rules at once. Trying the rules one by one would look like a loop."""
+        """Yield one fix that applies all bug-finding rules.
+
+        Trying the rules one by one would be mistaken for a loop.
+        """
         passed = self._uses([result for result in self._report.results if result.passed])
         # A linter check that passes has proven that these rules find nothing.
         clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
@@ -457,7 +476,10 @@ class FixFinder:
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:
-        """Return a fix for the whole project, because the path of a test does not show where the bug is."""
+        """Return a fix for the whole project.
+
+        The path of a test does not show where the bug is.
+        """
         start = next((use.start for use in self._uses(self._report.results) if use.call.name == "ruff"), ("ruff",))
         return Fix(
             id=f"ruff:{codes}:everywhere",
@@ -468,7 +490,7 @@ class FixFinder:
         )
 
     def _lint(self, rules: RuffRules) -> Iterator[Fix]:
-        """Yield the safe fixes for all rules first, followed by the unsafe ones."""
+        """Yield the safe fixes for all rules, followed by the unsafe fixes."""
         later: list[Fix] = []
         for use in self._failed:
             for code in named_rules(use.result) if is_lint(use.call) else ():
@@ -506,10 +528,10 @@ def last_error(result: CheckResult) -> str:
 
 
 def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
-    """Return whether it is pointless to run the command again.
+    """Return True if running the command again cannot help.
 
-    It is pointless after `RUNS_PER_COMMAND` runs. It is also pointless if its last run changed nothing and nothing else
-    has changed the tree since, because these tools fix everything they can in a single run.
+    This is the case after `RUNS_PER_COMMAND` runs. It is also the case if the last run changed nothing
+    and the tree has not changed since, because these tools fix everything in a single run.
     """
     runs = [index for index, entry in enumerate(tried) if entry.command == command]
     if not runs:
@@ -520,7 +542,7 @@ def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
 
 
 def _ruff_fixes(use: _Use, code: str) -> tuple[Fix, Fix]:
-    """Return two fixes: one that only applies ruff's safe fixes, and one that includes the unsafe ones."""
+    """Return a fix that applies only ruff's safe fixes, and a fix that also applies the unsafe fixes."""
     options, paths = kept_arguments(use.call)
     name = use.result.name
     message = re.search(rf"{code}\b(?: \[\*\])?:? +(.+)", use.result.tail)

@@ -37,7 +37,10 @@ _SENTENCE_CHARACTERS = 400
 
 
 def gaps_of_plan(message: PlanMessage) -> str:
-    """Return the errors in a plan message, addressed to its author and with an example, or "" if there are none."""
+    """Return the errors in a plan message, or "" if the message is valid.
+
+    The text is addressed to the author of the message and contains an example.
+    """
     # Models reply in JSON: rendering it applies the same rules as to a message written by a person.
     try:
         parse_plan(render_plan(message))
@@ -47,7 +50,7 @@ def gaps_of_plan(message: PlanMessage) -> str:
 
 
 def given_up(name: str, problems: str, *, returned: int) -> str:
-    """Return the sentence to show to a person when no correction has produced a usable message."""
+    """Return the sentence to show to a person when a message is still invalid after all corrections."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} is still invalid after {returned} corrections: {lacks}. Fix the program that writes the {name}, "
@@ -71,7 +74,7 @@ _MARKS = {-1: ("[-", "-]"), 0: ("", ""), 1: ("{+", "+}")}
 
 
 class PlanDelta(Value):
-    """Difference between the texts of two consecutive plans."""
+    """Difference between two consecutive plan texts."""
 
     base: ArtifactRef | None = None
     """Stored record of the previous plan."""
@@ -85,7 +88,7 @@ class PlanDelta(Value):
 
 
 def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta | None:
-    """Return the delta between two plan texts, or None if they are too long."""
+    """Return the delta between two plan texts, or None if the texts are too long."""
     if len(old) + len(new) > DELTA_CHARACTERS:
         return None
     delta: str = diff_match_patch().diff_toDelta(_steps(old, new))
@@ -93,7 +96,7 @@ def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta
 
 
 def show_delta(old: str, delta: PlanDelta) -> str:
-    """Show the difference that a stored delta describes, in the format of `show_change`.
+    """Format the changes in a stored delta in the same way as `show_change`.
 
     Raises:
         ValueError: the delta belongs to another text or is corrupt.
@@ -177,10 +180,10 @@ def _words() -> tuple[tuple[re.Pattern[str], Violation], ...]:
 def review_plan(
     plan: PlanMessage, rubric: Rubric = Rubric(), *, goal: str = "", roots: tuple[str, ...] = ()
 ) -> tuple[Finding, ...]:
-    """Return the findings in a plan, limited according to the rubric.
+    """Review a plan and return the findings.
 
-    If `goal` is not given, the plan's own goal is used. `roots` are the absolute workspace paths that the plan may
-    refer to.
+    The rubric determines which findings are returned. If `goal` is empty, the plan's own goal is used.
+    `roots` are the absolute workspace paths that the plan may refer to.
     """
     findings: list[Finding] = []
     for number, step in enumerate(plan.steps, start=1):
@@ -221,7 +224,7 @@ def _review_text(text: str, location: str) -> Iterator[Finding]:
 
 
 def _sentence(text: str, start: int, end: int) -> str:
-    """Return the sentence that contains a match."""
+    """Return the sentence that contains the match."""
     first = max(text.rfind(separator, 0, start) for separator in (". ", "\n", "; ")) + 1
     ends = [at for separator in (". ", "\n", "; ") if (at := text.find(separator, end)) >= 0]
     return text[first : min(ends, default=len(text))].strip()
@@ -259,10 +262,10 @@ def plan_request_of(
     before: PlanRequestMessage | None,
     checks_before: str,
 ) -> PlanRequestMessage:
-    """Return the plan request message (PR-A_n+1) about the iteration that `state` completes.
+    """Build the plan request (PR-A_n+1) for a completed iteration.
 
-    `before` is the previous plan request, whose history is continued. `checks_before` is the number of passed checks
-    out of the total before the iteration, such as `1/3`. `changes` has one line per changed file.
+    `before` is the previous plan request, whose history is continued. `checks_before` shows how many
+    checks passed before the iteration, such as `1/3`. `changes` has one line per changed file.
     """
     command = plan.steps[0].run if plan and plan.steps else ()
     line = history_line(

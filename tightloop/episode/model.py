@@ -76,7 +76,7 @@ class PlanVerdict(StrEnum):
 
 
 class ReflectCause(StrEnum):
-    """Event that causes the episode to reflect on its last iteration (EP-6)."""
+    """Reason for reflecting on the last iteration (EP-6)."""
 
     PROBABILITY_CLASS = "probability_class"
     RESTORED = "restored"
@@ -84,14 +84,17 @@ class ReflectCause(StrEnum):
 
 
 def planner_problem(name: str) -> str:
-    """Return the error in a planner name, or "" if it is valid."""
+    """Return the error in a planner name, or "" if the name is valid."""
     if name in PLANNERS:
         return ""
     return f"unknown planner {shorten(name, 60)!r}. {did_you_mean(name, PLANNERS)}"
 
 
 def folder_problem(folder: str) -> str:
-    """Return the error in the path of a project's folder, or "" if it is empty or below the top of the working tree."""
+    """Return the error in the path of a project's folder, or "" if the path is valid.
+
+    The folder must be below the root of the working tree. An empty path is valid.
+    """
     if not folder or (posixpath.normpath(folder) == folder and not folder.startswith(("/", "..", "-", "~"))):
         return ""
     return (
@@ -101,10 +104,10 @@ def folder_problem(folder: str) -> str:
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int], setup: str) -> None:
-    """Reject values that neither an episode nor a plan can run with.
+    """Validate the fields that episodes and plans have in common.
 
     Raises:
-        InvalidRequestError: a field is invalid; the message describes the first one.
+        InvalidRequestError: a field is invalid. The message describes the first error.
     """
     if not workspace.startswith("/"):
         raise InvalidRequestError(
@@ -123,7 +126,7 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
 
 
 class EpisodeRequest(CallerInput):
-    """Request to run an episode, from a service or a person. Only the goal and workspace are required."""
+    """Request to run an episode. Only the goal and the workspace are required."""
 
     goal: str = ""
     workspace: str = ""
@@ -184,19 +187,20 @@ class EpisodeRequest(CallerInput):
 
     @property
     def is_nested(self) -> bool:
-        """True if a plan waits for this episode."""
+        """True if a plan is waiting for this episode."""
         return bool(self.within or self.tells_parent)
 
     @property
     def result_mode(self) -> ResultMode:
-        """The form in which a success is delivered."""
+        """Form in which the result of a successful episode is delivered."""
         return choose_result_mode(self.result, worktree=self.worktree, nested=self.is_nested)
 
     def check(self) -> None:
-        """Check the request for values that are empty, too large, out of range or unknown.
+        """Validate the request.
 
         Raises:
-            InvalidRequestError: a field is invalid; the message describes the first one.
+            InvalidRequestError: a value is empty, too large, out of range or unknown. The message describes
+                the first error.
         """
         if not self.goal.strip():
             raise InvalidRequestError('the goal is empty. Describe what to achieve: "goal": "make the tests pass"')
@@ -249,26 +253,26 @@ class EpisodeRequest(CallerInput):
             )
 
     def starting_in_folder(self) -> Self:
-        """Return the request with its commands changed to start in the project's folder."""
+        """Return a copy of the request whose commands start in the project's folder."""
         if not self.folder:
             return self
         checks, setup = checks_in(self.folder, self.definition_of_done), start_in(self.folder, self.setup)
         return self.evolve(definition_of_done=checks, setup=setup)
 
     def with_check(self, check: Check) -> Self:
-        """Return the request with one more check."""
+        """Return a copy of the request with an additional check."""
         return self.evolve(definition_of_done=(*self.definition_of_done, check))
 
     @property
     def project_name(self) -> str:
-        """The project's name, or the last part of the workspace path."""
+        """Name of the project. The default is the last part of the workspace path."""
         return self.project or project_of(self.workspace)
 
 
 class EpisodeState(Value):
-    """State that checkpoints store and restores replace. Its size is bounded.
+    """State that is saved in checkpoints and replaced by a restore. Its size is bounded.
 
-    `RunCore` contains the rest of the state.
+    The rest of the state is in `RunCore`.
     """
 
     phase: EpisodePhase = EpisodePhase.OPENING
@@ -383,12 +387,12 @@ class EpisodeState(Value):
 
     @property
     def last_checkpoint(self) -> CheckpointRecord | None:
-        """The newest checkpoint that was not discarded."""
+        """Newest checkpoint that has not been discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
 
 
 class CheckpointFile(Value):
-    """Content of a checkpoint, apart from its tree."""
+    """Content of a checkpoint, excluding its tree."""
 
     state: EpisodeState
     patch: ArtifactRef | None = None
@@ -408,7 +412,7 @@ class EpisodeResult(RunResult):
 
 
 class EpisodeStatus(RunStatus):
-    """Snapshot of an episode for people and programs."""
+    """Snapshot of the state of an episode."""
 
     episode_id: str = ""
     run_id: str = ""
@@ -455,7 +459,10 @@ class EpisodeStatus(RunStatus):
         return self.episode_id
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return the final snapshot. `result` may contain less information than this snapshot."""
+        """Return the final snapshot, updated with the result.
+
+        Fields that are missing in `result` keep their values.
+        """
         assert isinstance(result, EpisodeResult)
         return self.evolve(
             status=status,

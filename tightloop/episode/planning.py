@@ -20,7 +20,7 @@ ASKED_FOR = 3
 
 
 class FollowedPattern(Value):
-    """A recalled pattern that a plan followed."""
+    """Recalled pattern that a plan followed."""
 
     failure: str
     """Signature of the earlier failure."""
@@ -30,9 +30,10 @@ class FollowedPattern(Value):
 
 
 def failure_signature(result: CheckResult) -> str:
-    """Return the id of a failure, based on its check, failing items and explaining line.
+    """Return the ID of a failure.
 
-    It is coarser than the loop's signature, which detects any change in the output.
+    The ID depends on the check, the failing items and the explaining line. Unlike the signature used for
+    loop detection, it does not depend on the rest of the output.
     """
     return signature(result.run, result.status.value, normalize_explaining_line(result.tail), *result.failing)
 
@@ -58,7 +59,7 @@ def seen_failures(
 
 
 def problem_type(result: CheckResult) -> str:
-    """Return the type of a failure: an exception, a rule, or the tool."""
+    """Return the type of a failure: the name of an exception, a rule or the tool."""
     if result.status is not CheckStatus.FAILED:
         return result.status.value
     # Entries with `/` or `::` are files and tests.
@@ -67,7 +68,7 @@ def problem_type(result: CheckResult) -> str:
 
 
 def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, ...]:
-    """Return the failures of the checks that now pass."""
+    """Return the earlier results of the checks that failed before and pass now."""
     passed = {result.run for result in after.results if result.passed}
     return tuple(result for result in before.failed if result.run in passed)
 
@@ -75,7 +76,10 @@ def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, 
 def pattern_of(
     message: PlanMessage, solved: CheckResult, *, code: str, tests: str, workflow_id: str, iteration: int
 ) -> Pattern:
-    """Return a successful plan as a pattern. `code` and `tests` are the plan's changes as diffs."""
+    """Convert a successful plan to a pattern.
+
+    `code` and `tests` are diffs of the plan's changes.
+    """
     steps = message.steps
     # A pattern with some of the commands would repeat only a part of the fix.
     ran = all(step.run for step in steps)
@@ -105,7 +109,7 @@ def list_outcomes(
 
 
 def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], ...]:
-    """Return the memory queries for a check report, each with the command that failed."""
+    """Return the memory queries for a check report, with the failed command of each query."""
     failed = report.failed[:ASKED_FOR] if report is not None else ()
     return tuple(
         (result.run, Query(text=result.tail, signature=failure_signature(result), limit=limit)) for result in failed
@@ -113,9 +117,9 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 
 
 def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
-    """Return the best patterns for several checks without duplicates, each with its check.
+    """Return the best patterns for several checks, without duplicates.
 
-    The best pattern of every check comes before the second best pattern of any check.
+    The best pattern of every check comes before the second-best pattern of any check.
     """
     # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
@@ -133,7 +137,10 @@ def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple
 
 
 class Briefing(Value):
-    """Input of a planner. Its size is bounded, so that prompts do not grow during an episode."""
+    """Input for a planner.
+
+    The size is bounded, so that prompts do not grow during an episode.
+    """
 
     project: str = ""
     goal: str = ""
@@ -172,7 +179,7 @@ class Briefing(Value):
 
 
 class ProposedCheck(Value):
-    """A check that a planner wrote, because every other check passes before any work."""
+    """Check written by a planner, because all existing checks already pass."""
 
     run: str
     path: str = ""
@@ -181,7 +188,7 @@ class ProposedCheck(Value):
 
 
 class WrittenCheck(Value):
-    """Result of asking the planner for a check, as seen by the workflow."""
+    """Result of asking the planner to write a check."""
 
     by_model: bool = False
     """False if no model plans this episode, in which case there was nobody to ask."""
@@ -194,7 +201,7 @@ class WrittenCheck(Value):
 
 
 class DraftedScenarios(Value):
-    """Result of drafting hidden scenarios, as seen by the workflow."""
+    """Result of drafting hidden scenarios."""
 
     drafts: HiddenScenarios | None = None
     """Commitment to the drafts, which are stored encrypted and have not been tried yet."""
@@ -205,7 +212,7 @@ class DraftedScenarios(Value):
 
 
 class PlannerAnswer(Value):
-    """Planner's reply, as returned by an adapter of the planner port."""
+    """Planner's reply, returned by an adapter of the planner port."""
 
     verdict: PlanVerdict
     message: PlanMessage | None = None
@@ -228,7 +235,7 @@ class PlannerAnswer(Value):
 
 
 class ReflectionBriefing(Value):
-    """Input for a reflector, which is limited in size."""
+    """Input for a reflector. Its size is limited."""
 
     goal: str = ""
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
@@ -252,7 +259,7 @@ EARLIER_REFLECTIONS = 2
 
 
 class ReflectorAnswer(Value):
-    """Result returned by an adapter of the reflector port. It always contains a reflection."""
+    """Result returned by an adapter of the reflector port, with a reflection."""
 
     reflection: Reflection
     source: str = "rules"
@@ -269,7 +276,10 @@ class ReflectorAnswer(Value):
 
 
 class ReflectionRecord(Reflection):
-    """A stored reflection with its evidence. It can be loaded as a plain `Reflection`."""
+    """Stored reflection with its evidence.
+
+    The record can also be loaded as a plain `Reflection`.
+    """
 
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
     about: str = ""
@@ -286,9 +296,9 @@ class ReflectionRecord(Reflection):
     """Preceding reflections, oldest first, so that the next reflection does not have to load them one by one."""
 
     def usable_at(self, prompt_privacy: PromptPrivacy) -> bool:
-        """Return whether a model may see this reflection.
+        """Return True if a model may see this reflection.
 
-        A reflection based on a less restricted prompt may quote something that a summary omits.
+        A reflection from a less restricted prompt may quote details that a summary must omit.
         """
         return prompt_privacy is not PromptPrivacy.SUMMARY or self.prompt_privacy is PromptPrivacy.SUMMARY
 
@@ -299,7 +309,7 @@ class ReflectionRecord(Reflection):
 
 
 class PlanRecord(Value):
-    """A stored planner reply: the message with its evidence."""
+    """Stored reply of a planner, with its evidence."""
 
     message: PlanMessage | None = None
     verdict: PlanVerdict = PlanVerdict.PLANNED
@@ -319,7 +329,7 @@ class PlanRecord(Value):
 
 
 class PlanningOutcome(Value):
-    """The planner's reply as seen by the workflow. The artifact contains the message itself."""
+    """Metadata of a planner's reply for the workflow. The message itself is stored in the artifact."""
 
     verdict: PlanVerdict
     plan: ArtifactRef | None = None
@@ -339,7 +349,7 @@ class PlanningOutcome(Value):
 
 
 class ReflectionOutcome(Value):
-    """Result of a reflection, as seen by the workflow."""
+    """Result of a reflection for the workflow."""
 
     reflection: ArtifactRef
     diagnosis: str = ""

@@ -57,13 +57,13 @@ class HiddenScenarios(CallerInput):
         return ""
 
     def replace_by(self, new: Self, by: str) -> Self:
-        """Return the new commitment, with a line that records its replacement of this commitment."""
+        """Return the new commitment, with an entry that records the replacement."""
         was = f"{format_count(self.count, 'scenario')} ({self.digest[:12]})" if self.count else "no scenarios"
         line = f"{shorten(by, 80)} replaced {was}" if new.count else f"{shorten(by, 80)} withdrew {was}"
         return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
 
     def withdraw(self, reason: str, numbers: Iterable[int] | None = None) -> Self:
-        """Return the commitment without some or all of its drafted scenarios, with a line that gives the reason."""
+        """Withdraw some or all of the drafted scenarios, and record the reason."""
         gone = set(range(self.count)) if numbers is None else set(numbers)
         more = len(gone.difference(self.withdrawn))
         if not more:
@@ -78,9 +78,10 @@ _PACK = "Use the values that this command prints: tightloop scenarios pack FOLDE
 
 
 class Scenario(Check):
-    """A hidden scenario.
+    """Hidden scenario.
 
-    It passes if its command exits with 0 and, if `prints` is set, its last line of output equals it.
+    The scenario passes if its command exits with 0. If `prints` is set, the last line of the output must
+    be equal to it.
     """
 
     prints: str = ""
@@ -90,12 +91,15 @@ class Scenario(Check):
 
     @property
     def command(self) -> Check:
-        """Command to run. If its output matters, the shell discards standard error, which may contain warnings."""
+        """Command to run.
+
+        If the output matters, the shell discards standard error, because it may contain warnings.
+        """
         run = f"exec 2> /dev/null\n{self.run}" if self.prints else self.run
         return Check(run=run, name=self.name, timeout_s=self.timeout_s)
 
     def accepts_output(self, output: str) -> bool:
-        """Return whether the last line of the output is the expected one."""
+        """Return True if the last line of the output matches the expected line."""
         return not self.prints or last_line(output) == self.prints.strip()
 
 
@@ -105,7 +109,10 @@ def last_line(output: str) -> str:
 
 
 class ScenarioBundle(Document):
-    """Hidden scenarios with their files: the content that a digest covers and an encrypted bundle contains."""
+    """Hidden scenarios and their files.
+
+    The content is covered by a digest and stored in an encrypted bundle.
+    """
 
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1, max_length=SCENARIOS_LIMIT)]
     files: Annotated[dict[str, str], Field(max_length=FILES_LIMIT)] = Field(default_factory=dict)
@@ -158,7 +165,7 @@ class ScenarioBundle(Document):
 
 
 class ScenarioBaseline(Value):
-    """Results of hidden scenarios on the initial tree, by number starting at 0."""
+    """Results of hidden scenarios on the initial tree. Scenarios are numbered from 0."""
 
     digest: str = ""
     failed: tuple[int, ...] = ()
@@ -171,7 +178,8 @@ def seen_before(
 ) -> ScenarioBaseline:
     """Return the initial results that still apply to the current scenarios.
 
-    Amended scenarios have no initial results. If the bundle's files have changed, none of the scenarios has any.
+    Amended scenarios have no initial result. If the files of the bundle have changed, no initial result
+    applies.
     """
     if initial is None or baseline is None or initial.files != current.files:
         return ScenarioBaseline()
@@ -208,18 +216,21 @@ class ScenarioResult(Value):
 
     @property
     def is_drafts_only(self) -> bool:
-        """True if scenarios fail and all of the failed ones were drafted."""
+        """True if some scenarios failed and all of the failed scenarios were drafted."""
         return 0 < self.failed == self.drafted - self.drafted_passed
 
     @property
     def title(self) -> str:
-        """Sentence about failed scenarios. It is all that anyone except their owner sees."""
+        """Sentence about the failed scenarios. Only the owner of the scenarios sees more."""
         if self.total == 1:
             return "the hidden scenario fails"
         return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"
 
     def with_drafts(self, drafts: HiddenScenarios, outcomes: Iterable[tuple[Scenario, bool]]) -> Self:
-        """Add the results of drafted scenarios, which are pairs of a scenario and whether it passed."""
+        """Add the results of drafted scenarios.
+
+        Each outcome is a scenario and a flag that is True if the scenario passed.
+        """
         run = list(outcomes)
         passed = [scenario for scenario, is_passed in run if is_passed]
         return self.evolve(
@@ -234,12 +245,18 @@ class ScenarioResult(Value):
 
 
 def and_scenarios(passed: int, drafted: int = 0) -> str:
-    """Return a phrase to append to a sentence about passing checks, such as `, also 7 hidden scenarios (5 drafted)`."""
+    """Return a phrase such as `, also 7 hidden scenarios (5 drafted)`.
+
+    The phrase is appended to a sentence about passing checks.
+    """
     return f", also {_format_scenarios(passed, drafted)}" if passed else ""
 
 
 def proof_level(result: ScenarioResult | None) -> str:
-    """Return the level of a proof without findings, such as `PROVEN, also by 7 hidden scenarios (5 drafted)`."""
+    """Return the level of a proof without findings.
+
+    For example: `PROVEN, also by 7 hidden scenarios (5 drafted)`.
+    """
     if result is None or not result.passed:
         return "PROVEN by visible checks"
     of_all = f"{result.passed} of " if result.failed else ""

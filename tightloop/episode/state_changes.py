@@ -57,7 +57,7 @@ def with_intervention(state: EpisodeState) -> EpisodeState:
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
-    """Add a note that the planner reads before the next plan.
+    """Add a note for the planner to read before the next plan.
 
     If the note requests work, the episode stays open until that work is planned.
     """
@@ -86,12 +86,15 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 
 
 def with_repeated_work(state: EpisodeState, duration: timedelta) -> EpisodeState:
-    """Add the working time of a delivery that a limit or an error ended. It does not reflect the size of the plan."""
+    """Add the working time of a delivery that was ended by a limit or an error.
+
+    This time says nothing about the size of the plan.
+    """
     return state.evolve(repeated_work=state.repeated_work + duration)
 
 
 def begin_iteration(state: EpisodeState) -> EpisodeState:
-    """Start the next iteration, and reset the fields that apply to a single iteration."""
+    """Start the next iteration and reset all per-iteration fields."""
     spent = state.spent.evolve(iterations=state.spent.iterations + 1)
     new_state = state.evolve(
         iteration=state.iteration + 1,
@@ -179,9 +182,9 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
 
 
 def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
-    """Save a person's answer to an agent's request for the plan's next delivery.
+    """Save a person's answer to an agent's request. It applies to the next delivery of the plan.
 
-    If a question has several answers, the last one counts.
+    If a question is answered several times, the last answer counts.
     """
     other_grants = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
     grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
@@ -189,7 +192,10 @@ def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: 
 
 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Record a report that a person's answer made final. It never counts as an executor failure."""
+    """Record a report that a person's answer made final.
+
+    The report never counts as an executor failure.
+    """
     return state.evolve(
         worked=state.worked or report.status is ExecutorStatus.COMPLETED,
         executor_status=report.status,
@@ -288,8 +294,8 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
 def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
     """Record a person's answer to a question.
 
-    `first` is the episode's initial budget. The text of an answer is passed on to the planner but does not decide
-    anything.
+    `first` is the episode's initial budget. The text of the answer is passed on to the planner and has no
+    other effect.
     """
     text = f"{answer.by}: {answer.text}" if answer.text else ""
     state = _with_approval(state, question, answer)
@@ -322,9 +328,10 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
 
 
 def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> EpisodeState:
-    """Record a person's answer about a change: they asked for it, accepted it, or let its findings pass.
+    """Record a person's approval of a change.
 
-    Letting findings pass applies only to those findings, so the proof may still ask about other files.
+    The person requested the change, accepted the change, or allowed its findings. In the last case, the
+    approval covers only the files with these findings, and the proof may still ask about other files.
     """
     if question.change is None or answer.option not in (ALLOW, ACCEPT, ASKED):
         return state
@@ -339,7 +346,7 @@ def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> E
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
     """Allow the findings that the open question shows.
 
-    Findings in a change that was refused earlier are allowed only together with the change itself.
+    If the change was refused earlier, its findings are allowed only together with the change itself.
     """
     of_change = state.phase is EpisodePhase.TRACKING
     allowed = [finding.fingerprint for finding in state.findings if of_change or not finding.refused]
@@ -349,9 +356,10 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
 
 
 def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[CheckpointRecord, ...]) -> EpisodeState:
-    """Return the state of a run that continues a closed episode, with counters and lists from the store.
+    """Restore the state of a closed episode for a run that continues the episode.
 
-    The budget comes from the new run's request, in which it may have been raised.
+    Counters and lists come from the store. The budget comes from the new request, because the limits may
+    have been raised.
     """
     if not records:
         return initial
@@ -377,10 +385,10 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
 
 
 def restore_state(current: EpisodeState, stored: EpisodeState, record: CheckpointRecord) -> EpisodeState:
-    """Return a checkpoint's state on a new branch of the current episode.
+    """Restore the state of a checkpoint on a new branch of the current episode.
 
-    Plans, checks and reflections are restored. Spending, the list of checkpoints and the numbering are not restored,
-    because they only ever grow.
+    Plans, checks and reflections are restored. Spending, the list of checkpoints and the numbering are
+    not restored, because they only ever grow.
     """
     records = discard_after(merge(current.checkpoints, (record,)), record.id)
     # The checkpoint itself stays listed regardless of its age, because it is the parent of the next one.
@@ -436,7 +444,10 @@ def with_beginning(
     scenario_failed: bool,
     drafts: HiddenScenarios | None,
 ) -> EpisodeState:
-    """Record the initial check results and the stored baseline. A failed hidden scenario counts as a failed check."""
+    """Record the initial check results and the stored baseline.
+
+    A failed hidden scenario counts as a failed check.
+    """
     checked = with_verification(state, verification, baseline=not state.checked_tree)
     return checked.evolve(
         beginning=beginning,
@@ -446,7 +457,7 @@ def with_beginning(
 
 
 def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | None = None) -> EpisodeState:
-    """Withdraw the drafted scenarios with these numbers, or all drafted scenarios. The same tree may then be proven."""
+    """Withdraw some or all of the drafted scenarios. The same tree can then be proven."""
     drafts = state.drafts
     if drafts is None or not drafts.count:
         return state
@@ -454,31 +465,40 @@ def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | No
 
 
 def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
-    """Record that a check was added before the first plan. `tree` contains its files; a new baseline includes both."""
+    """Record that a check was added before the first plan.
+
+    `tree` contains the files of the check. The next baseline includes the check and its files.
+    """
     added = tree if tree != state.tree else ""
     return state.evolve(tree=tree, added_tree=added, checked_tree="", beginning=None, green_settled=True)
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
-    """Continue the work even though the checks pass. The planner receives the reason."""
+    """Reject a proof and continue the work, although the checks pass.
+
+    The planner receives the title and the evidence.
+    """
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
     refused = _with_refused_checkpoints(state.evolve(refused_tree=state.tree, proof=None, evidence=None))
     return with_note(refused, note, asks=True)
 
 
 def _with_refused_checkpoints(state: EpisodeState) -> EpisodeState:
-    """Mark the checkpoints that contain the files a person has just refused."""
+    """Mark the checkpoints whose tree a person has just refused."""
     records = (record.evolve(refused=record.refused or record.tree == state.tree) for record in state.checkpoints)
     return state.evolve(checkpoints=tuple(records))
 
 
 def with_failed_scenarios(state: EpisodeState, title: str) -> EpisodeState:
-    """Continue the work because hidden scenarios fail. The planner gets only the title, which contains counts."""
+    """Continue the work because hidden scenarios fail.
+
+    The planner receives only the title, which contains counts.
+    """
     return with_refused_proof(state.evolve(scenario_reports=state.scenario_reports + 1), title, ())
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
-    """Return the reason why a success is not a plain success, or "" for a plain success."""
+    """Return the qualifier of a success, or "" if the success is not qualified."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
     # Only a proof leads to a success, so there are always facts; without them nothing is proven.

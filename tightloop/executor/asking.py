@@ -82,14 +82,17 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return a question for an agent's permission request. Requests with the same fingerprint are only asked once."""
+    """Create a question for an agent's permission request.
+
+    Requests with the same fingerprint are asked only once.
+    """
     return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
 
 
 def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return a question for an agent's request for information.
+    """Create a question for an agent's request for information.
 
-    Requests with the same fingerprint are only asked once.
+    Requests with the same fingerprint are asked only once.
     """
     return executor_question(QuestionKind.CLARIFICATION, title, detail, _CLARIFICATION).evolve(fingerprint=fingerprint)
 
@@ -97,13 +100,16 @@ def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
 def work_question(title: str, detail: str = "") -> Question:
     """Create the question that asks a person to do the work.
 
-    It does not have a default, so that a plain `resume` cannot claim success.
+    The question has no default, so that a plain `resume` cannot claim success.
     """
     return executor_question(QuestionKind.WORK, title, detail, _WORK)
 
 
 def report_question() -> Question:
-    """Return the question through which an agent in a window can report while the executor is watching it."""
+    """Return the question that an agent in a window can answer to report its result.
+
+    The executor continues to watch the window in the meantime.
+    """
     question = work_question(
         "the agent in the window is working and will report when it is done. To report on its behalf, stop the agent "
         "in the window first"
@@ -113,7 +119,7 @@ def report_question() -> Question:
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
-    """Return a question about a delivery. The lines of `detail` become its evidence."""
+    """Return a question about a delivery. The lines of `detail` become the evidence."""
     evidence = evidence_of(detail)
     return Question(
         id="", kind=kind, title=title, evidence=evidence, options=options, blocks="the episode", by="the executor"
@@ -121,9 +127,10 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
-    """Return the report on work that a person did, based on the person's answer and the resulting tree.
+    """Return the report on work that a person did.
 
-    If the answer says that the work is impossible, the report contains a question about it.
+    The report is based on the person's answer and the resulting tree. If the answer says that the work is
+    impossible, the report contains a question.
     """
     if answer.option == IMPOSSIBLE:
         question = impossible_question(f"{IMPOSSIBLE}: {answer.text}")
@@ -138,9 +145,9 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent reported the result before the executor noticed that it had ended.
+    """Return the report on a delivery whose agent reported the result itself.
 
-    `tree` is the resulting tree.
+    The agent reported before the executor noticed the end of the delivery. `tree` is the resulting tree.
     """
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
@@ -169,19 +176,25 @@ Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: 
 
 
 def folder_hint(folder: str) -> str:
-    """Return a sentence that tells an executor the project's folder, or "" if it is the top of the repository."""
+    """Return a sentence that names the project's folder for an executor.
+
+    Return "" if the project is at the root of the repository.
+    """
     where = f"The project is in the folder `{folder}`. Paths and commands are relative to the top of the repository."
     return f"\n{where}\n" if folder else ""
 
 
 def read_ending(text: str) -> str:
-    """Return the reason stated in an executor's ending file, such as `impossible: the API was removed`, or ""."""
+    """Parse an executor's ending file and return the reason, or "".
+
+    For example: `impossible: the API was removed`.
+    """
     match = _ENDING.match(text)
     return f"{match[1].lower()}: {' '.join(match[2].split())}" if match else ""
 
 
 def impossible_question(reason: str, *, by: str = "the executor") -> Question:
-    """Return the question to ask when the executor or the planner claims that the work cannot be done.
+    """Return the question to ask when the executor or planner claims that the work is impossible.
 
     `reason` starts with the kind of claim, such as `impossible: the API was removed`.
     """
@@ -190,7 +203,7 @@ def impossible_question(reason: str, *, by: str = "the executor") -> Question:
 
 
 def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:
-    """Return the report on work that the executor gave up, after a person's answer that it should continue."""
+    """Return the report on work that the executor gave up but that a person wants to continue."""
     reason = report.question.title if report.question else ""
     text = f"{reason}; {answer.by}: {answer.text}" if answer and answer.text else reason
     return report.evolve(
@@ -202,7 +215,7 @@ READING = frozenset({"read", "search", "think"})
 
 
 class PermissionRequest(Value):
-    """Request of an agent for permission to perform an action."""
+    """An agent's request for permission to perform an action."""
 
     kind: str
     """Kind of the action, as defined by the Agent Client Protocol.
@@ -223,10 +236,10 @@ class PermissionRequest(Value):
 
 
 def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
-    """Decide whether an agent may perform the action that it requests.
+    """Decide whether an agent may perform the requested action.
 
-    A person's earlier answer takes precedence, followed by the mode and then the rule. Reading is always allowed.
-    `read_only` denies everything else.
+    A person's earlier answer takes precedence, followed by the mode and then by the rule. Reading is
+    always allowed. `read_only` denies everything else.
     """
     # First, because the person's decision overrides the rule.
     for grant in grants:
@@ -316,7 +329,8 @@ class Crash(Value):
 def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
     """Choose the reaction to an interrupted delivery.
 
-    A delivery is only repeated without asking if it left no trace in the tree and has no effects outside it.
+    A delivery is repeated without asking only if the tree is unchanged and there are no side effects
+    outside the tree.
     """
     match policy:
         case OnCrash.ASK | OnCrash.VERIFY:
@@ -331,7 +345,7 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 def explain_crash(crash: Crash) -> str:
     """Explain a crash to the planner and to people.
 
-    The same cause has the same text, so that repeated crashes are recognised.
+    Equal causes have equal texts, so that repeated crashes are recognised.
     """
     moved, *_ = crash.sentences
     return f"{crash.cause}, {moved}, and the plan was not delivered again"
@@ -345,7 +359,7 @@ def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
 def crash_question(crash: Crash, title: str) -> Question:
     """Return the question to ask a person after a crash.
 
-    A plain `resume` only verifies, because repeating the delivery's effects requires an explicit answer.
+    A plain `resume` only runs the checks, because repeating side effects requires an explicit answer.
     """
     question_text = f"{crash.cause}: {title}. Deliver the plan again?"
     return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
@@ -354,7 +368,10 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
-    """Return the question about a hand-off that was not confirmed. A plain `resume` only verifies."""
+    """Return the question about a hand-off that was not confirmed.
+
+    A plain `resume` only runs the checks.
+    """
     question_text = f"{reason}. Check the chat. Hand over the plan again: {title}?"
     return executor_question(QuestionKind.CRASH, question_text, f"hand-off: {identity}", _HAND_OFF).evolve(
         default=VERIFY

@@ -38,7 +38,7 @@ class HandOffState(StrEnum):
 
 
 class HandOffEnd(StrEnum):
-    """Way in which an attempt to hand off a message ended."""
+    """Outcome of an attempt to hand off a message."""
 
     ACKED = "acked"
     REFUSED = "refused"
@@ -77,7 +77,7 @@ class Receipt(Value):
 
 
 class HandOffResult(Value):
-    """End of a hand-off attempt, with the reason."""
+    """Result of a hand-off attempt, with the reason."""
 
     end: HandOffEnd
     reason: str = ""
@@ -88,7 +88,7 @@ class HandOffResult(Value):
 
 
 class Target(Value):
-    """The only window that may be operated, and the only box in it."""
+    """The only window and chat box that may be operated."""
 
     apps: tuple[str, ...]
     """Bundle IDs on macOS, window classes on X11."""
@@ -132,7 +132,7 @@ class BoxState(StrEnum):
 
 
 class NextStep(StrEnum):
-    """Next step after Enter may have been pressed."""
+    """Action to take after Enter may have been pressed."""
 
     DONE = "done"
     PRESS = "press"
@@ -154,7 +154,7 @@ def handoff_id(key: str, episode_id: str, iteration: int) -> str:
 
 
 def episode_of(identity: str) -> str:
-    """Return the episode to which a hand-off belongs."""
+    """Return the ID of the episode that a hand-off belongs to."""
     return identity.partition("/")[0]
 
 
@@ -164,10 +164,10 @@ def marker(identity: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Return a text in the form in which a chat box returns it.
+    """Normalise a text for comparison with the content of a chat box.
 
-    The form has LF line ends, no NBSP and no control characters, and is in NFC. Chromium converts CRLF to LF and NBSP
-    to a space. After normalisation, the text can be compared exactly with the pasted text.
+    The result uses LF line endings and NFC, and contains no NBSP or control characters. Chromium converts
+    CRLF to LF and NBSP to a space, so the pasted text can be compared exactly only after normalisation.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return unicodedata.normalize("NFC", lines.translate(_CHARACTERS)).rstrip("\n")
@@ -179,9 +179,9 @@ def inline_message(identity: str, prompt: str) -> Message:
 
 
 def file_message(identity: str, path: str, content: str) -> Message:
-    """Return a single short line with the path and hash of the prompt file.
+    """Return a short message with the path and hash of the prompt file.
 
-    Neither the size nor the characters of the prompt can break it.
+    The message is a single line, regardless of the size and content of the prompt.
     """
     text = f"{marker(identity)} Read {path} (sha256 {digest(content)[:16]}) and carry it out to its end."
     return Message(id=identity, text=text)
@@ -206,11 +206,12 @@ def after_enter(
     """Return the next step when Enter may have been pressed. The text is never pasted again.
 
     Args:
-        box: content of the box. None if it was not inspected or is not visible.
-        acked: whether the agent has confirmed the text.
-        enters: number of times that Enter was pressed. After a crash it is 1, because Enter may have been pressed.
+        box: content of the chat box. None if it was not inspected or is not visible.
+        acked: True if the agent has confirmed the text.
+        enters: number of times that Enter was pressed. After a crash it is 1, because Enter may have been
+            pressed.
         waited_s: seconds since Enter was last pressed.
-        guarded: whether the agent's side refuses a hand-off that it has already received.
+        guarded: True if the agent's side refuses a hand-off that it has already received.
         patience_s: maximum time in seconds to wait if the state cannot be determined.
     """
     if acked:

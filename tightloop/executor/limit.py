@@ -37,7 +37,7 @@ class LimitKind(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Source from which the kind of a limit was detected."""
+    """Source of the information about a limit."""
 
     TEXT = "text"
     TYPED = "typed"
@@ -60,7 +60,7 @@ class LimitAction(StrEnum):
 
 
 class LimitSignal(Value):
-    """Output of an agent or provider that has stopped. Unknown parts are omitted."""
+    """Output of an agent or provider that has stopped. Unknown fields are omitted."""
 
     text: str = ""
     """Status lines, newest last. They never contain text from the model or output from tools."""
@@ -73,7 +73,10 @@ class LimitSignal(Value):
 
 
 def choose_action(limit: LimitHit) -> LimitAction:
-    """Return the reaction to a limit. For unknown kinds, the reaction is to wait. Strikes are counted elsewhere."""
+    """Choose the reaction to a limit. The default for unknown kinds is to wait.
+
+    Strikes are counted elsewhere.
+    """
     # An exhausted window without a reset time: the end of the wait would be unknown.
     far = limit.retry_after is not None and limit.retry_after > LONGEST_UNASKED_WAIT
     exhausted = limit.kind == LimitKind.USAGE_EXHAUSTED and limit.retry_after is None
@@ -83,7 +86,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 
 def explain(limit: LimitHit) -> str:
-    """Return a sentence for a person, which describes the limit and then gives advice."""
+    """Describe the limit in a sentence for a person, and give advice."""
     reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no details"
     if limit.kind == LimitKind.AUTH:
         return (
@@ -125,7 +128,7 @@ _CODEX_WINDOWS = ("primary", "secondary")
 
 
 class Phrases:
-    """Phrases by which limits are recognised, compiled from their file."""
+    """Compiled phrases for recognising limits, loaded from a file."""
 
     def __init__(self) -> None:
         # Deferred import: callers that detect nothing do not pay for it.
@@ -160,7 +163,7 @@ phrases = cache(Phrases)
 
 
 class Match(NamedTuple):
-    """Limit that was recognised, with its evidence."""
+    """Recognised limit with its evidence."""
 
     kind: LimitKind
     confidence: float
@@ -168,9 +171,10 @@ class Match(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Convert a text to one line with plain quotes, dashes, dots and spaces, and without colours and frames.
+    """Convert a text to a single line of plain characters.
 
-    Converting the result again does not change it.
+    Quotes, dashes, dots and spaces are simplified, and colours and frames are removed. Converting the
+    result again does not change it.
     """
     return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
 
@@ -189,7 +193,10 @@ def decode(text: str) -> dict[str, Any] | None:
 
 
 def match_phrase(text: str, *, anchored: bool) -> Match | None:
-    """Return the first phrase that matches anywhere in a text, or only at its start if `anchored` is set."""
+    """Return the first phrase that matches a text, or None.
+
+    If `anchored` is set, the phrase must match at the start of the text.
+    """
     for kind, confidence, pattern in phrases().texts:
         if match := pattern.match(text) if anchored else pattern.search(text):
             return Match(kind, confidence, match[0])
@@ -197,7 +204,7 @@ def match_phrase(text: str, *, anchored: bool) -> Match | None:
 
 
 def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitSource) -> LimitHit:
-    """Create a `LimitHit` from a recognised limit. Its evidence is shortened."""
+    """Create a `LimitHit` from a match. The evidence is shortened."""
     return LimitHit(
         kind=match.kind.value,
         retry_after=wait,
@@ -209,7 +216,7 @@ def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitS
 
 
 class Facts:
-    """Facts from the fields of an error, at any depth in its body."""
+    """Facts collected from the fields of an error, including nested fields."""
 
     def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
         self.codes: list[str] = []
@@ -222,7 +229,7 @@ class Facts:
         self._nodes_left = MAXIMUM_NODES
 
     def collect(self, value: object, field: str = "", depth: int = 0) -> None:
-        """Collect the facts in a value and everything nested in it."""
+        """Collect the facts in a value and in all nested values."""
         # Foreign fields quote tool calls or results, where any text can occur.
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
@@ -265,7 +272,10 @@ class Facts:
             self.statuses.append(int(value))
 
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
-        """Return the limit that the facts show. Typed codes are considered first, then texts, statuses and headers."""
+        """Return the limit that the facts indicate, or None.
+
+        Typed codes take precedence, followed by texts, statuses and headers.
+        """
         codes = phrases().codes
         coded = [Match(codes[squeezed], 1.0, code) for code in self.codes if (squeezed := _squeeze(code)) in codes]
         certain = next((match for match in coded if match.kind is not LimitKind.UNKNOWN), None)
@@ -323,7 +333,10 @@ def _full_windows(headers: Mapping[str, str]) -> list[str]:
 
 
 def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name and value of each reset header, and whether its quota has been used up."""
+    """Yield the name and value of each reset header.
+
+    The flag is True if the quota of the header has been used up.
+    """
     for name, value in headers.items():
         if match := _RESET_HEADER.fullmatch(name):
             left = f"{match[1]}-remaining-{match[2]}".rstrip("-") if match[1] else f"{match[3]}-{match[4]}-remaining"
@@ -424,7 +437,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
 
 
 def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Return the limit in a status text, which starts on the first line and may continue on the next ones."""
+    """Parse a status text that starts on the first line. It may continue on the following lines."""
     if not lines[0].strip():
         return None
     data = phrases()
@@ -449,9 +462,9 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
 
 
 def _find_starts(text: str) -> Iterator[int]:
-    """Return the positions at which a status text may start: its beginning, and after each label.
+    """Yield the positions at which a status text may start.
 
-    The last position is the most specific.
+    These are the beginning of the text and the end of each label. The last position is the most specific.
     """
     data = phrases()
 
@@ -484,19 +497,22 @@ FROM_PLAN = frozenset({ErrorKind.STEP, ErrorKind.BUDGET})
 
 
 def failed_at_once(outcome: ExecutorOutcome, took_s: float, *, moved: bool) -> bool:
-    """Return whether a delivery ended in an error before it could do anything.
+    """Return True if a delivery ended in an error before it could do anything.
 
     Args:
-        outcome: the delivery's outcome.
+        outcome: outcome of the delivery.
         took_s: duration of the delivery.
-        moved: whether the working tree has changed.
+        moved: True if the working tree has changed.
     """
     is_error = outcome.status is ExecutorStatus.FAILED and outcome.error_kind not in FROM_PLAN
     return is_error and took_s < AT_ONCE_S and not moved
 
 
 def refine_failure(outcome: ExecutorOutcome, now: datetime) -> ExecutorOutcome:
-    """Add the limit that an agent's last words suggest to the outcome of a delivery that failed at once."""
+    """Detect a limit in the last words of an agent that failed immediately.
+
+    The limit is added to the outcome of the delivery.
+    """
     if outcome.limit is not None:
         return outcome
     limit = read_last_words(outcome.error or outcome.summary, now=now)
@@ -526,10 +542,10 @@ def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
 
 
 def read_last_words(text: str, *, now: datetime, zone: tzinfo | None = None) -> LimitHit:
-    """Return the limit described by an agent's last words, given that the delivery failed at once.
+    """Return the limit described by the last words of an agent that failed immediately.
 
-    Unlike in `detect`, words and times count wherever they occur, because the failure itself is certain. The kind is
-    UNKNOWN if no word indicates it.
+    Unlike `detect`, this function searches the whole text for words and times, because the failure is
+    certain. The kind is UNKNOWN if no word indicates a limit.
     """
     hit = detect(text, now=now, zone=zone)
     aware = now if now.tzinfo else now.replace(tzinfo=UTC)

@@ -18,7 +18,7 @@ from tightloop.value import Value
 
 
 class Section(StrEnum):
-    """Headers of the sections in the template."""
+    """Section headers in the template."""
 
     PROJECT = "📂 PROJECT"
     CURRENT_GOAL = "🗺️ CURRENT GOAL"
@@ -51,7 +51,7 @@ _BY_LETTERS = {_NOT_IN_NAMES.sub("", section.value): section for section in Sect
 
 
 def with_line_feeds(text: str) -> str:
-    """Return `text` with LF line ends only, in a form that can be encoded as UTF-8."""
+    """Return `text` with LF line endings, in a form that can be encoded as UTF-8."""
     return text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -66,10 +66,11 @@ Items = Annotated[tuple[str, ...], AfterValidator(lambda items: tuple(filter(Non
 
 
 def header_of(line: str) -> tuple[Section, str] | None:
-    """Return the section that starts on `line` and the rest of the line after the header, or None.
+    """Parse the section header on a line.
 
-    Models sometimes drop the emoji or its variation selector, so only letters are compared. Without an emoji, the name
-    must be in capital letters, because `[project]` may be a line of a TOML file.
+    Return the section and the rest of the line, or None if there is no header. Models sometimes drop the
+    emoji or its variation selector, so only letters are compared. Without an emoji, the name must be in
+    capital letters, because `[project]` may be a line of a TOML file.
     """
     match = _HEADER.match(line)
     if match is None:
@@ -137,7 +138,10 @@ def render_items(items: Iterable[str], *, indent: int = 0) -> str:
 
 
 def parse_items(body: str) -> tuple[str, ...]:
-    """Parse a list. The first bullet determines the indentation. Numbers and asterisks are also accepted as bullets."""
+    """Parse a list. Numbers and asterisks are also accepted as bullets.
+
+    The first bullet determines the indentation.
+    """
     items: list[list[str]] = []
     indent: int | None = None
     for line in body.split("\n"):
@@ -185,14 +189,14 @@ class Reflection(Value):
 
 
 class Alignment(Value):
-    """The author's verdict on whether the work is the right thing to do."""
+    """The author's opinion on whether the work serves the goal."""
 
     answer: Literal["yes", "no"] = "yes"
     rationale: Text = ""
 
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
-    """Return the problems with a message's two closing sections, as sentences."""
+    """Return the problems with the reflection and alignment sections, as sentences."""
     problems: list[str] = []
     if not reflection.diagnosis:
         problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
@@ -215,7 +219,10 @@ def render_reflection(reflection: Reflection) -> str:
 
 
 def parse_reflection(body: str) -> Reflection:
-    """Parse the body of the reflection section. It may also be a JSON object. Missing parts are left empty."""
+    """Parse the body of the reflection section.
+
+    The body may also be a JSON object. Missing parts are left empty.
+    """
     # Models put JSON into a code block.
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
@@ -239,7 +246,7 @@ _ANSWER = re.compile(
 
 
 def render_alignment(alignment: Alignment) -> str:
-    """Render the alignment section, which is a single line."""
+    """Render the alignment section as a single line."""
     why = alignment.rationale
     if "\n" in why or unquote_text(why) != why:
         why = quote_text(why)
@@ -247,9 +254,9 @@ def render_alignment(alignment: Alignment) -> str:
 
 
 def parse_alignment(body: str) -> Alignment | None:
-    """Parse the body of the alignment section, or return None if it is invalid.
+    """Parse the body of the alignment section. Return None if the body is invalid.
 
-    If the message is enclosed in a code block, the end of the block is removed too.
+    If the message is enclosed in a code block, the end of the block is removed.
     """
     match = _ANSWER.match(re.sub(r"\n```\s*$", "", body.strip()))
     if match is None:

@@ -15,7 +15,7 @@ from tightloop.value import ArtifactRef, CallerInput, Value
 
 
 class Usage(Value):
-    """Usage of one model call. `None` means that the value was not reported, which is not the same as zero."""
+    """Usage of one model call. `None` means that the value was not reported."""
 
     input_tokens: int | None = None
     cached_tokens: int | None = None
@@ -30,7 +30,10 @@ class Usage(Value):
 
 
 def total(usages: Iterable[Usage]) -> Usage:
-    """Add up the usage of several calls. A field of the sum is unknown if any of the calls did not report it."""
+    """Add up the usage of several calls.
+
+    A field of the sum is unknown if any call did not report the value.
+    """
     all_usages = tuple(usages)
     values = {name: [getattr(usage, name) for usage in all_usages] for name in Usage.model_fields}
     return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
@@ -59,7 +62,7 @@ class AgentMode(StrEnum):
 
 
 class OnCrash(StrEnum):
-    """Reaction to a delivery that was interrupted and left no record of its end."""
+    """Reaction to an interrupted delivery whose end was not recorded."""
 
     ASK = "ask"
     """Let a person decide."""
@@ -72,7 +75,10 @@ class OnCrash(StrEnum):
 
 
 class ExecutorChoice(CallerInput):
-    """Executor for the work, with its configuration. A plain string, such as `"codex"`, is treated as the name."""
+    """Executor to use, with its configuration.
+
+    A plain string, such as `"codex"`, is treated as the name.
+    """
 
     name: str = "command"
     fallback: tuple[str, ...] = ()
@@ -114,7 +120,7 @@ class ExecutorChoice(CallerInput):
 
 
 class ResumeToken(Value):
-    """Data with which an executor resumes its session. Sessions are stored as files on a single host."""
+    """Data for resuming an executor's session. Session files exist only on a single host."""
 
     adapter: str
     session_id: str
@@ -133,7 +139,7 @@ class Grant(Value):
 
 
 class WorkOrder(Value):
-    """One delivery to an executor. It is stored as an artifact and referenced by its key."""
+    """Delivery to an executor, stored as an artifact and referenced by its key."""
 
     key: str
     """Key that is unique for each delivery. It identifies the episode, run, iteration and attempt. The outbox delivers
@@ -155,7 +161,7 @@ class WorkOrder(Value):
 
 
 class ExecutorStatus(StrEnum):
-    """Final status of a delivery, if known."""
+    """Final status of a delivery."""
 
     COMPLETED = "completed"
     NO_CHANGE = "no_change"
@@ -185,7 +191,7 @@ SUCCESSES = frozenset({ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE})
 
 
 class ErrorKind(StrEnum):
-    """Cause of a failed delivery, if known."""
+    """Cause of a failed delivery."""
 
     AUTH = "auth"
     QUOTA = "quota"
@@ -238,7 +244,10 @@ class ExecutorEvent(Value):
 
 
 class Progress(Value):
-    """Progress of a delivery, stored in its heartbeat details. After a crash, the next attempt reads it."""
+    """Progress of a delivery, stored in the heartbeat details.
+
+    After a crash, the next attempt reads the progress.
+    """
 
     events: int = 0
     """Number of events so far."""
@@ -263,7 +272,7 @@ class LimitHit(Value):
 
 
 class ExecutorResult(Value):
-    """Result of a delivery, as reported by the executor and as seen by the workflow."""
+    """Result of a delivery, as reported by the executor."""
 
     status: ExecutorStatus
     summary: str = ""
@@ -295,14 +304,14 @@ class ExecutorResult(Value):
 
 
 class ExecutorOutcome(ExecutorResult):
-    """Return value of an adapter. The outbox stores it before anything else happens."""
+    """Result returned by an adapter. It is saved in the outbox before any other processing."""
 
     transcript: bytes = b""
     """Output of the run, truncated to a maximum size, for the artifact store."""
 
 
 class ExecutorReport(ExecutorResult):
-    """Report on a delivery. The tree, not this text, is the authority on the work done."""
+    """Report on a delivery. The tree, not the report, shows the work that was actually done."""
 
     key: str
     transcript: ArtifactRef | None = None
@@ -326,7 +335,10 @@ class ExecutorReport(ExecutorResult):
 
 
 def backoff(failures: int) -> timedelta:
-    """Return the wait after the n-th consecutive failed delivery, counted from 1: 10 s, doubled up to 15 min."""
+    """Return the wait after a number of consecutive failed deliveries.
+
+    The wait starts at 10 s and doubles with each failure, up to 15 min.
+    """
     # Bound the exponent first: the number of failures is unbounded, and so would be the power of two.
     exponent = min(max(failures - 1, 0), 10)
     return min(BACKOFF_FIRST * (1 << exponent), BACKOFF_LONGEST)

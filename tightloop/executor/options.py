@@ -11,7 +11,7 @@ from tightloop.value import Document, first_problem
 
 
 class FileText(Document):
-    """A file and its new content."""
+    """Path and new content of a file."""
 
     path: str
     text: str = ""
@@ -24,7 +24,10 @@ class FilePath(Document):
 
 
 class Orphan(Document):
-    """Process that detaches from its session, parent and environment, and edits the tree later."""
+    """Detached process that edits the tree later.
+
+    The process leaves its session, parent and environment.
+    """
 
     path: str
     text: str = "late"
@@ -47,7 +50,7 @@ Paths = Annotated[tuple[FilePath, ...], BeforeValidator(_as_list)]
 
 
 class ScriptStep(Document):
-    """One iteration: the actions in the order of the fields, followed by the end."""
+    """Iteration of a script. The actions run in the order of the fields."""
 
     write: Texts = ()
     append: Texts = ()
@@ -75,7 +78,7 @@ class ScriptStep(Document):
 
 
 class Script(Document):
-    """Complete script of the executor `scripted`."""
+    """Script for the executor `scripted`."""
 
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: bool = False
@@ -84,7 +87,10 @@ class Script(Document):
 
 
 class CommandOptions(Document):
-    """Options of `command`. The person who starts the episode is responsible for the command."""
+    """Options for the executor `command`.
+
+    The person who starts the episode is responsible for the command.
+    """
 
     argv: tuple[str, ...] = ()
     """Template of a single command that processes the whole plan."""
@@ -175,7 +181,10 @@ Other names may be those of the worker's own executors.
 
 
 def choice_problem(choice: ExecutorChoice) -> str:
-    """Return the problem with the names and options of a choice, including the closest valid name, or ""."""
+    """Return the error in an executor's name or options, or "" if they are valid.
+
+    For a misspelled name, the closest valid name is suggested.
+    """
     # Deferred import: viewers of episodes choose no executor.
     from difflib import get_close_matches
 
@@ -196,7 +205,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 
 
 def _ignored(choice: ExecutorChoice) -> str:
-    """Return the problem with a field that one of the executors would ignore, or ""."""
+    """Return an error if one of the executors would ignore a field, or "" otherwise."""
     if choice.model and choice.name in _NO_MODEL:
         return f"the executor {choice.name} cannot select a model, so it would ignore {choice.model!r}. Omit the model"
     defaults = ExecutorChoice.model_construct()

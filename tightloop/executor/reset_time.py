@@ -61,20 +61,23 @@ _ISO = _compile(r"(\d{4}-\d\d-\d\d)[T\s]?(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?\s*(Z|[+
 
 
 class Clock(NamedTuple):
-    """Time of a message, and the time zone for times in it that do not specify one."""
+    """Time of a message, and the default time zone for times in the message."""
 
     now: datetime
     zone: tzinfo
 
     def wait_until(self, moment: datetime) -> timedelta:
-        """Return the time until `moment`, at most `LONGEST_WAIT`. It is zero if the moment has passed."""
+        """Return the time until `moment`, from zero up to `LONGEST_WAIT`."""
         aware = moment if moment.tzinfo else moment.replace(tzinfo=self.zone)
         # Within one zone Python subtracts wall clock times; UTC yields elapsed time.
         return _bound((aware.astimezone(UTC) - self.now.astimezone(UTC)).total_seconds())
 
 
 def find_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait from the first phrase like `try again in 11.054s` or `resets 12:50am (America/Los_Angeles)`."""
+    """Return the first wait in a text, or None.
+
+    Examples are `try again in 11.054s` and `resets 12:50am (America/Los_Angeles)`.
+    """
     # Some screens drop the spaces, so the text is also read without them.
     for form in (text, "".join(text.split())):
         for trigger in _TRIGGER.finditer(form):
@@ -89,10 +92,11 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def find_any_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait that a text announces, given that the text is known to report a failure.
+    """Return the wait in the text of a failure, or None.
 
-    The words before the time do not matter. Durations that describe the past or an allowance are ignored, such as
-    `timed out after 30 s` or `per minute`. So are moments that have passed, such as those in log lines.
+    The words before the time do not matter. Durations that describe the past or an allowance are ignored,
+    such as `timed out after 30 s` or `per minute`. Times in the past, such as in log lines, are ignored
+    too.
     """
     if (wait := find_wait(text, clock)) is not None:
         return wait
@@ -110,7 +114,7 @@ def find_any_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def _is_ahead(text: str, match: re.Match[str]) -> bool:
-    """Return whether the words around a time can announce when a wait ends."""
+    """Return True if a time can be the end of a wait, judging by the words around it."""
     start = max(0, match.start() - _BEFORE_CHARACTERS)
     if _PAST.search(text, start, match.start()):
         return False
@@ -128,7 +132,8 @@ def _is_ahead(text: str, match: re.Match[str]) -> bool:
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
     """Parse the wait in a header or field.
 
-    The value is a number of `unit` seconds, a duration such as `6m0s`, an RFC 3339 time or an RFC 9110 date.
+    The value is a number in units of `unit` seconds, a duration such as `6m0s`, an RFC 3339 time or an
+    RFC 9110 date.
     """
     # Bounded before the patterns run, because the sender controls it.
     text = str(value)[:80].strip()
@@ -172,7 +177,10 @@ def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
 
 
 def _read_number(number: float, clock: Clock) -> timedelta:
-    """Convert a number to a time. The number is in seconds from now, or a Unix timestamp in seconds or milliseconds."""
+    """Convert a number to a wait.
+
+    The number is either in seconds from now, or a Unix timestamp in seconds or milliseconds.
+    """
     if number < EPOCH_FROM:
         return _bound(number)
     return _bound((number if number < EPOCH_MS_FROM else number / 1000) - clock.now.timestamp())
@@ -193,7 +201,7 @@ def _read_iso(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
-    """Parse a date. Without a year, it is today or the next such day."""
+    """Parse a date. If the year is missing, use today or the next matching day."""
     hour, minute = _read_time_of_day(match)
     zone = _read_zone(match, clock)
     local_now = clock.now.astimezone(zone)
@@ -207,7 +215,7 @@ def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_time_of_day(match: re.Match[str]) -> tuple[int, int]:
-    """Return the hour and minute. If no time is given, it is midnight."""
+    """Return the hour and minute. The default is midnight."""
     if match["h24"]:
         return int(match["h24"]), int(match["m24"])
     if not match["h"]:

@@ -41,10 +41,11 @@ def state_home() -> Path:
 
 
 def state_folder(workspace: Path) -> Path:
-    """Return the folder for a project's data other than its code: snapshots, ledger, outbox and locks.
+    """Return the folder for a project's snapshots, ledger, outbox and locks.
 
-    The folder is inside the state home and named after the workspace's real path. This way, tightloop never reads its
-    own data from a workspace or loses it with the workspace. The folder may not exist yet.
+    The folder is inside the state home and named after the workspace's real path. This way, tightloop
+    never reads its own data from a workspace or loses the data with the workspace. The folder may not
+    exist yet.
     """
     # Not `Path.resolve`, which raises on link cycles.
     return state_home() / "projects" / _project_name(os.path.realpath(workspace))
@@ -59,7 +60,7 @@ def _project_name(real: str) -> str:
 
 
 def open_state_home(home: Path | None = None) -> Path:
-    """Create or check the state home, make it accessible only to its owner, and return it.
+    """Create the state home if necessary, and restrict access to its owner.
 
     Args:
         home: folder to use instead of `state_home()`.
@@ -94,12 +95,18 @@ def open_state_home(home: Path | None = None) -> Path:
 
 
 def store_folder(workspace: Path) -> Path:
-    """Return the bare git repository with all snapshots of a project, `refs/tightloop/<episode>/<checkpoint>`."""
+    """Return the bare git repository that stores all snapshots of a project.
+
+    The refs are named `refs/tightloop/<episode>/<checkpoint>`.
+    """
     return state_folder(workspace) / "trees"
 
 
 def diff_command(workspace: Path, before: str, after: str) -> str:
-    """Return the shell command that diffs two stored trees of a project. It works in any folder."""
+    """Return the shell command that shows the diff between two stored trees.
+
+    The command works in any folder.
+    """
     return f"git --git-dir={shlex.quote(str(store_folder(workspace)))} diff {before[:16]} {after[:16]}"
 
 
@@ -122,7 +129,10 @@ def private_folder(folder: Path) -> Path:
 
 
 def settings_files(cwd: Path) -> list[Path]:
-    """Return the existing settings files: the user's file, then the nearest project file in or above `cwd`."""
+    """Return the existing settings files.
+
+    The user's file comes first, followed by the nearest project file in or above `cwd`.
+    """
     user = user_file()
     start = cwd.absolute()
     project = next((path for folder in (start, *start.parents) if (path := folder / PROJECT_FILE).is_file()), None)
@@ -135,7 +145,9 @@ def user_file() -> Path:
 
 
 def load_settings(explicit: Path | None = None) -> "Settings":
-    """Read this process's settings. Later files override earlier ones, and the environment overrides files.
+    """Load the settings of this process.
+
+    Later files override earlier files, and the environment overrides all files.
 
     Args:
         explicit: the only file to read, instead of the files from `settings_files`.
@@ -164,9 +176,10 @@ def load_settings(explicit: Path | None = None) -> "Settings":
 
 
 def settings_mark(explicit: Path | None = None) -> str:
-    """Return a digest of the Temporal, database and gateway configuration without parsing the settings.
+    """Return a digest of the Temporal, database and gateway settings.
 
-    Equal digests mean equal configuration, but different digests do not always mean different configuration.
+    The settings are not parsed. Equal digests mean equal settings, but equal settings may have different
+    digests.
     """
     config = os.environ.get("TEMPORAL_CONFIG_FILE", "")
     platform = _platform_home("XDG_CONFIG_HOME", ".config") / "temporalio" / "temporal.toml"
@@ -183,7 +196,7 @@ def settings_mark(explicit: Path | None = None) -> str:
 
 
 def home_folder() -> Path:
-    """Return the user's home folder, or the state home if a container user has no home folder.
+    """Return the user's home folder, or the state home for a container user without a home folder.
 
     Raises:
         SettingsError: neither folder exists.
@@ -201,7 +214,7 @@ def home_folder() -> Path:
 
 
 def name_user() -> None:
-    """Set the HOME and USER variables if they are missing, because some programs refuse to start without them."""
+    """Set HOME and USER if they are missing, because some programs do not start without them."""
     os.environ.setdefault("HOME", str(home_folder()))
     if not os.environ.get("USER"):
         try:
@@ -211,7 +224,10 @@ def name_user() -> None:
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:
-    """Return the Python arguments to run a server module, such as `worker`, or None if the server is not installed."""
+    """Return the Python arguments that run a server module, such as `worker`.
+
+    Return None if the server is not installed.
+    """
     # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
     # A checkout wins over an installed server part, whose code may be older.

@@ -56,7 +56,7 @@ def read_private(path: Path, what: str, fix: str) -> str:
 
 
 def write_private(path: Path, content: str | bytes, *, replace: bool = False) -> None:
-    """Atomically write a file that only this user can read. Text is written as UTF-8.
+    """Write a file atomically. Only this user can read the file. Text is encoded as UTF-8.
 
     Raises:
         FileExistsError: the file exists and `replace` is not set.
@@ -81,7 +81,10 @@ def write_private(path: Path, content: str | bytes, *, replace: bool = False) ->
 
 
 def write_over(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a checkout in which no programs run. Anything in the way of a path is removed."""
+    """Write files into a checkout. Files and folders that are in the way are removed.
+
+    No programs may be running in the checkout.
+    """
     for path, content in files.items():
         *parents, name = path.split("/")
         target = folder
@@ -121,13 +124,16 @@ def token_in(path: Path) -> str:
 
 
 def ticket(token: str, purpose: str, at_ms: int) -> str:
-    """Return a string that only a holder of the token can create, bound to a purpose and a time (ms since 1970)."""
+    """Create a ticket for a purpose and a time in ms since 1970.
+
+    Only a holder of the token can create a valid ticket.
+    """
     content = f"{at_ms:x}.{secrets.token_urlsafe(9)}"
     return f"{content}.{_mac(token, purpose, content)}"
 
 
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
-    """Return the time of a valid ticket, or None if it is forged or was issued for another purpose."""
+    """Return the time of a ticket, or None if the ticket is not valid for this purpose."""
     content, _, mac = text.rpartition(".")
     # Encoded, because `compare_digest` raises for text that is not ASCII, and a ticket comes from outside.
     actual, expected = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
@@ -140,9 +146,10 @@ def _mac(token: str, purpose: str, content: str) -> str:
 
 
 def page_key(home: Path | None = None) -> str:
-    """Return the key for this host's links and sessions, creating its file if it is missing.
+    """Return the key for this host's links and sessions, creating the file if it is missing.
 
-    This key is separate from the Temporal Web UI's token, which may be shared with people who read payloads.
+    The key differs from the token of the Temporal Web UI, because that token may be shared with people
+    who read payloads.
 
     Raises:
         SettingsError: others can read the file, or the key is too short.
@@ -151,29 +158,34 @@ def page_key(home: Path | None = None) -> str:
 
 
 def session_purpose(host: str, subject: str) -> str:
-    """Return the ticket purpose for a session, which binds the session to a host name."""
+    """Return the ticket purpose that binds a session to a host name and a user."""
     return f"session {host.lower()} {subject}"
 
 
 def cookie_name(host: str) -> str:
-    """Return a session's cookie name. It contains the port because cookies are shared between the ports of a host."""
+    """Return the name of the session cookie.
+
+    The name contains the port, because all ports of a host share their cookies.
+    """
     return f"tightloop_{host.rpartition(':')[2] if ':' in host else 'ui'}"
 
 
 def session_of(secret: str, host: str, subject: str, expires_ms: int) -> str:
-    """Return a session's cookie value, which contains no secret.
+    """Return the value of the session cookie. The value contains no secret.
 
     Args:
         secret: signing key, such as `page_key`.
         host: Host header of the requests.
-        subject: signed-in user, without a dot.
+        subject: name of the signed-in user. It must not contain a dot.
         expires_ms: expiry in ms since 1970.
     """
     return f"{subject}.{ticket(secret, session_purpose(host, subject), expires_ms)}"
 
 
 def check_listener(port: int) -> None:
-    """Refuse to send a secret to a local port on which another user is listening. This is only checked on Linux.
+    """Check that no other user is listening on a local port before a secret is sent.
+
+    The check is performed only on Linux.
 
     Raises:
         SettingsError: the port belongs to another user.
@@ -200,9 +212,9 @@ def note_gateway(address: str, host: str, settings_digest: str) -> None:
 
 
 def read_note() -> dict[str, str] | None:
-    """Return the gateway's record, or None if it is missing or cannot be trusted.
+    """Return the gateway's record, or None if the record is missing or cannot be trusted.
 
-    The gateway may have stopped since then.
+    The gateway may have stopped since it wrote the record.
     """
     try:
         note = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))

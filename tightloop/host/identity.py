@@ -32,11 +32,11 @@ class HostIdentity(Value):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """This host's own name, then the adopted names."""
+        """Name of this host, followed by the adopted names."""
         return (self.name, *self.adopted)
 
     def queues(self, settings: "Settings") -> tuple[str, ...]:
-        """Return the host-bound task queues, starting with this host's own."""
+        """Return the host-bound task queues. The queue of this host comes first."""
         return tuple(queue_of(settings, name) for name in self.names)
 
 
@@ -71,7 +71,7 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
 
 
 def host_identity(settings: "Settings | None" = None) -> HostIdentity:
-    """Return the identity of this host, creating it if there is none.
+    """Return the identity of this host, creating it if necessary.
 
     Raises:
         SettingsError: the identity can neither be read nor created.
@@ -82,7 +82,9 @@ def host_identity(settings: "Settings | None" = None) -> HostIdentity:
 
 
 def claim_identity(settings: "Settings") -> HostIdentity:
-    """Return the identity of this host, storing the name from `worker.host` for processes without that setting.
+    """Return the identity of this host, and store the name from `worker.host`.
+
+    Processes without this setting use the stored name.
 
     Raises:
         SettingsError: the identity cannot be read or written.
@@ -92,15 +94,17 @@ def claim_identity(settings: "Settings") -> HostIdentity:
 
 
 def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> HostIdentity:
-    """Take over another host's open work, or stop doing so. The change takes effect when a worker starts. Idempotent.
+    """Take over another host's open work, or stop doing so. This function is idempotent.
+
+    The change takes effect when a worker starts.
 
     Args:
         settings: current settings.
         name: name of the other host, or its task queue.
-        release: end the adoption instead.
+        release: True to end the adoption.
 
     Raises:
-        InvalidRequestError: the name is invalid or this host's own, or `ADOPTED_MOST` is reached.
+        InvalidRequestError: the name is invalid or belongs to this host, or `ADOPTED_MOST` is reached.
         SettingsError: the identity cannot be written.
     """
     identity, other_host = host_identity(settings), name.removeprefix(queue_of(settings, ""))

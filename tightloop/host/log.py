@@ -29,11 +29,11 @@ def own_secrets() -> tuple[str, ...]:
 
 
 class Privacy:
-    """Decides whether logs may contain error messages.
+    """Decides whether error messages may be logged.
 
     Args:
         scrubber: removes secrets.
-        content: True if error messages, which may quote code, may be logged.
+        content: True if error messages may be logged, although they may quote code.
     """
 
     def __init__(self, scrubber: Scrubber, *, content: bool = True) -> None:
@@ -41,7 +41,10 @@ class Privacy:
         self.content = content
 
     def describe(self, error: BaseException) -> str:
-        """Return an error as it appears in logs: its message, or its class and a digest that can be looked up."""
+        """Format an error for logs.
+
+        The result contains either the message, or the class and a digest for looking up the message.
+        """
         text = error.message if isinstance(error, TightloopError) else str(error)
         if self.content:
             return f"{type(error).__name__}: {self.scrubber(text)}"
@@ -49,7 +52,7 @@ class Privacy:
 
 
 class ScrubbingFormatter(logging.Formatter):
-    """Formatter that scrubs the whole record and limits its length."""
+    """Formatter that removes secrets from log records and limits their length."""
 
     def __init__(self, privacy: Privacy) -> None:
         super().__init__(FORMAT)
@@ -71,7 +74,7 @@ class ScrubbingFormatter(logging.Formatter):
     def formatException(  # noqa: N802
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
-        """Return the traceback, including the error's message if it may be logged."""
+        """Format a traceback. The error message is included only if it may be logged."""
         error = ei[1]
         if error is None or self._privacy.content:
             return super().formatException(ei)
@@ -107,12 +110,14 @@ _IN_FORCE = Privacy(Scrubber())
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as it appears in logs under this process's privacy policy."""
+    """Format an error for logs according to this process's privacy policy."""
     return _IN_FORCE.describe(error)
 
 
 def set_up(level: int, *, content: bool) -> None:
-    """Send all log records of this process, including uncaught exceptions, to stderr after scrubbing them.
+    """Send all log records of this process to stderr, after removing secrets.
+
+    Uncaught exceptions are logged as well.
 
     Args:
         level: minimum level.

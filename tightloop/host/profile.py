@@ -47,10 +47,10 @@ def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Setting
 
 
 def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return Temporal's configuration with the field names used in the section `temporal`.
+    """Load a profile from Temporal's configuration, using the field names of the section `temporal`.
 
     Args:
-        profile: profile name. If empty, the environment's profile is used, or else `default`.
+        profile: profile name. If empty, the profile from the environment or `default` is used.
         environ: environment variables.
 
     Raises:
@@ -82,7 +82,10 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_source(profile: str, environ: Mapping[str, str]) -> str:
-    """Describe the source of a profile for messages: its name and file, or the environment variables."""
+    """Describe the source of a profile for messages.
+
+    The source is a profile in a file, or the environment variables.
+    """
     name = profile or environ.get(PROFILE_VARIABLE, "")
     file = environ.get(FILE_VARIABLE, "")
     return f"Temporal's configuration ({file or 'temporal.toml, TEMPORAL_*'}, profile {name or 'default'!r})"

@@ -30,9 +30,10 @@ _FOUND: dict[tuple[str, str], "TrustedProgram"] = {}
 
 @dataclass(frozen=True)
 class TrustedProgram:
-    """Program with an absolute path, created only by this module.
+    """Program with an absolute path. Only this module creates instances.
 
-    The program is started under that path instead of the resolved one, because some programs inspect their own name.
+    The program is started under this path, not the resolved path, because some programs inspect their own
+    name.
     """
 
     name: str
@@ -80,7 +81,7 @@ SHELL = TrustedProgram("sh", Path("/bin/sh"))
 def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram | None:
     """Find a program by its absolute path, or by its name in PATH. Return None if it is not found.
 
-    A result is cached as long as its file exists, even if PATH folders change later.
+    The result is cached while the file exists, even if the folders in PATH change.
 
     Args:
         name: program name or absolute path.
@@ -103,7 +104,7 @@ def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram |
 
 
 def find_own(name: str) -> TrustedProgram | None:
-    """Find a program next to this process's Python, or else in PATH. Return None if it is not found."""
+    """Find a program next to this process's Python or in PATH. Return None if it is not found."""
     # The folder of a virtual environment need not be in PATH.
     sibling = Path(sys.executable).with_name(name)
     return TrustedProgram(name, sibling) if _is_program(sibling) else find_trusted_program(name)
@@ -124,7 +125,9 @@ def own_python() -> TrustedProgram:
 
 
 def trusted_path(*outside: Path) -> str:
-    """Return PATH for programs outside the sandbox, without relative folders and folders that projects can write to.
+    """Return the PATH for programs that run outside the sandbox.
+
+    Relative folders and folders that projects can write to are removed.
 
     Args:
         outside: additional folders to exclude.
@@ -141,9 +144,10 @@ def trusted_path(*outside: Path) -> str:
 
 
 def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without relative folders in path lists, for use in tightloop's own processes.
+    """Return this process's environment for use in tightloop's own processes.
 
-    An empty entry in such a list refers to the current folder, which may be a workspace.
+    Relative folders are removed from path lists. An empty entry is also removed, because it refers to the
+    current folder, which may be a workspace.
     """
     variables = dict(os.environ if environ is None else environ)
     for name in _LISTS_OF_FOLDERS:
@@ -160,13 +164,15 @@ def absolute_folders(joined: str) -> str:
 
 
 def writable_above(path: str) -> str:
-    """Return the folder, in or above a path, that sandboxed commands may write to: the state home or a workspace.
+    """Return the folder at or above a path that sandboxed commands may write to.
+
+    This is the state home or a workspace.
 
     Args:
         path: absolute path without links.
 
     Returns:
-        The folder; empty if none is known.
+        The folder, or "" if none is known.
     """
     home = os.path.realpath(state_home())
     if _is_within(path, home):
@@ -188,7 +194,10 @@ def _is_trusted(path: str) -> bool:
 
 
 def _places(path: str) -> list[str]:
-    """Return every link along an absolute path, then the final target. Parent folders are resolved in each of them."""
+    """Return every link along an absolute path, followed by the final target.
+
+    The parent folders of each returned path are resolved.
+    """
     places: list[str] = []
     parts, resolved = path.split("/")[::-1], "/"
     # Bounded, because links may form a cycle.

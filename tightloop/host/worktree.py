@@ -14,7 +14,10 @@ MOUNTING = ("bubblewrap", "docker")
 
 
 class Worktree(Value):
-    """Paths with which a sandbox makes a worktree look like the workspace. All of them are on this host."""
+    """Settings that make a worktree look like the workspace in a sandbox.
+
+    All paths are on this host.
+    """
 
     workspace: str
     """Path at which commands see the worktree."""
@@ -34,7 +37,10 @@ class Worktree(Value):
     """Notes for the operator about the contents of the worktree, as sentences."""
 
     def present_environments(self) -> tuple[tuple[Path, Path], ...]:
-        """Return the environments that still exist, as pairs of a source and the path that commands see."""
+        """Return the environments that still exist, as (source, target) pairs.
+
+        The target is the path that commands see.
+        """
         pairs = ((Path(source), Path(self.workspace, path)) for path, source in self.environments)
         return tuple(pair for pair in pairs if pair[0].is_dir())
 
@@ -45,7 +51,10 @@ def data_folder(root: Path) -> Path:
 
 
 def read_worktree(root: Path) -> Worktree | None:
-    """Return the record of the worktree at `root`, or None if it is not one of tightloop's finished worktrees."""
+    """Return the record of the worktree at `root`.
+
+    Return None if tightloop did not create the worktree, or has not finished it.
+    """
     # Only within the state home: elsewhere, an agent could have written the record.
     if root.parent.name != WORKTREES or not os.path.realpath(root).startswith(f"{os.path.realpath(state_home())}/"):
         return None
@@ -56,12 +65,15 @@ def read_worktree(root: Path) -> Worktree | None:
 
 
 def path_inside(sandbox: str, root: Path) -> Path:
-    """Return the path at which commands in the sandbox with this name see the tree at `root`."""
+    """Return the path at which commands in this sandbox see the tree at `root`."""
     worktree = read_worktree(root) if sandbox in MOUNTING else None
     return root if worktree is None else Path(worktree.workspace)
 
 
 def mounted_environments(root: Path) -> dict[str, Path]:
-    """Return the folders that are mounted into a worktree, by their paths within the tree. Empty for other trees."""
+    """Return the folders that are mounted into a worktree, by their paths in the tree.
+
+    The result is empty for other trees.
+    """
     worktree = read_worktree(root)
     return {} if worktree is None else {path: Path(source) for path, source in worktree.environments}

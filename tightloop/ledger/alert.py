@@ -26,7 +26,11 @@ CANCEL, ADD = "cancel", "add"
 
 
 class AlertKind(StrEnum):
-    """Cause of an alert: every kind of question except an operator's own pause, and causes without a question."""
+    """Cause of an alert.
+
+    There is a cause for every kind of question, except for a pause by an operator. Some causes have no
+    question.
+    """
 
     DEVIATION = "deviation"
     REPEATED_ERROR = "repeated_error"
@@ -101,7 +105,10 @@ TITLES = {
 
 
 class Alert(Value):
-    """Event that needs a person, created once per cause. Alerts never leave Temporal and our hosts."""
+    """Event that needs a person's attention. There is one alert per cause.
+
+    Alerts never leave Temporal and our hosts.
+    """
 
     key: str
     """Idempotency key, 32 hexadecimal digits. All attempts to report the same cause use the same key."""
@@ -129,7 +136,10 @@ class Alert(Value):
 
 
 class Notice(Alert):
-    """Message that leaves the host. It contains no code, paths or human-written text unless the settings say `full`."""
+    """Message that leaves the host.
+
+    Unless the settings say `full`, the message contains no code, paths or human-written text.
+    """
 
     title: str
     text: str
@@ -142,7 +152,7 @@ class Notice(Alert):
     """Shell commands to answer the alert, most likely first."""
 
     def as_json(self) -> bytes:
-        """Return the webhook body, without empty fields and fields that do not apply to the subject."""
+        """Return the webhook body. Empty fields and fields that do not apply are omitted."""
         unknown = {"subject"} if self.subject is Subject.EPISODE else {"iteration", "branch"}
         document = self.model_dump(mode="json", exclude=unknown | {"key"})
         if self.subject is Subject.PROJECT:
@@ -172,10 +182,11 @@ def alert_kind(question: Question) -> AlertKind | None:
 
 
 def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> str:
-    """Return the idempotency key of an alert, derived from the episode, the cause and the time at which the wait began.
+    """Return the idempotency key of an alert.
 
-    Retries, restarted workers and runs that continue the wait produce the same key. If a cause recurs after a person
-    has ended the wait, it gets a new key, because that person believes it is fixed.
+    The key depends on the episode, the cause and the start of the wait. Retries, restarted workers and
+    runs that continue the wait produce the same key. If the cause recurs after a person has ended the
+    wait, the key is different, because the person believed that the problem was fixed.
     """
     # The key is also the `webhook-id` of Standard Webhooks, which receivers use to drop duplicates.
     parts = (episode_id, kind.value, cause, since.isoformat())
@@ -198,8 +209,8 @@ def alert_of(
         state: the episode's state.
         kind: kind of the alert.
         episode_id: workflow id.
-        happened: event, with its time and reason.
-        question: question raised by the event, if any.
+        happened: the event, with its time and reason.
+        question: question that the event raised, if any.
     """
     at, reason = happened
     # The reason of a repeated error contains a count that changes each time; its signature is stable.
@@ -224,7 +235,10 @@ def alert_of(
 
 
 def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
-    """Return the last lines printed by the failing check or the executor, if the alert concerns one of them."""
+    """Return the last lines that the failing check or the executor printed.
+
+    The result is empty if the alert does not concern their output.
+    """
     if kind in (AlertKind.FAILING, AlertKind.LIMIT):
         return (state.executor_error,) if state.executor_error else ()
     if kind in (*map(AlertKind, ABOUT_WORK - {QuestionKind.ALIGNMENT}), AlertKind.UNMOVED, AlertKind.FAILED):
@@ -233,7 +247,7 @@ def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
-    """Build the notice for an alert, which may leave the host.
+    """Build the notice for an alert. The notice may leave the host.
 
     Args:
         alert: alert to describe.
@@ -259,7 +273,10 @@ def _where(alert: Alert) -> str:
 
 
 def answer_commands(alert: Alert) -> tuple[str, ...]:
-    """Return the shell commands to answer an alert, most likely first. The last one shows the status."""
+    """Return the shell commands to answer an alert, most likely first.
+
+    The last command shows the status.
+    """
     # Ids and option names are free text; the command must survive being pasted into a shell.
     name = shlex.quote(alert.episode_id)
     is_plan = alert.subject is Subject.PLAN

@@ -18,7 +18,10 @@ KEY_CHARACTERS = 200
 
 
 class MetricKind(StrEnum):
-    """Sample recorded while a workflow is running. Final values are in the workflow's ledger row."""
+    """Kind of sample that is recorded while a workflow is running.
+
+    Final values are in the workflow's ledger row.
+    """
 
     ANSWER_S = "answer_s"
     """Seconds until a question was answered or otherwise closed; one row per question."""
@@ -60,7 +63,7 @@ class Metric(Value):
 
 
 class Division(StrEnum):
-    """Criterion by which a report is divided into groups."""
+    """Field by which a report is grouped."""
 
     PROJECT = "project"
     EXECUTOR = "executor"
@@ -149,7 +152,7 @@ class Group(Value):
 
 
 class Period(Value):
-    """Figures for the episodes of one part of the time range."""
+    """Figures for the episodes in one period of the time range."""
 
     start: datetime
     end: datetime
@@ -168,7 +171,7 @@ class MetricsReport(Value):
 
 
 class Unit(StrEnum):
-    """Unit in which a figure is displayed."""
+    """Unit of a figure."""
 
     COUNT = "count"
     SHARE = "share"
@@ -237,10 +240,12 @@ MEANINGS = {
 
 
 def read_moment(text: str, now: datetime, *, what: str) -> datetime:
-    """Parse a point in time: an age such as `7d`, or an ISO 8601 date or time (UTC by default).
+    """Parse a point in time.
+
+    The text is an age such as `7d`, or an ISO 8601 date or time. The default time zone is UTC.
 
     Raises:
-        InvalidRequestError: the text is neither. The message uses `what` to name the option or field.
+        InvalidRequestError: the text is invalid. The message uses `what` to name the option or field.
     """
     seconds = read_seconds(text)
     try:
@@ -255,7 +260,9 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
 
 
 def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetime]:
-    """Parse a range into its start and its exclusive end. An empty `until` means now.
+    """Parse a time range. Return its start and its exclusive end.
+
+    If `until` is empty, the range ends now.
 
     Raises:
         InvalidRequestError: a limit cannot be parsed, or the range is empty.
@@ -316,7 +323,7 @@ def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
 
 
 def figure_of(values: Iterable[float | None]) -> Figure:
-    """Return the distribution of the known values among these."""
+    """Return the distribution of the known values. Unknown values are only counted."""
     all_values = list(values)
     known_values = sorted(value for value in all_values if value is not None)
     if not known_values:
@@ -336,7 +343,7 @@ def figure_of(values: Iterable[float | None]) -> Figure:
 
 
 def rate_of(cases: Iterable[bool | None]) -> Rate:
-    """Return the share of positive cases among these values. Unknown values are only counted."""
+    """Return the share of positive cases. Unknown cases are only counted."""
     all_cases = list(cases)
     known_cases = [case for case in all_cases if case is not None]
     count = sum(known_cases)
@@ -368,7 +375,10 @@ def _periods(metrics_filter: MetricsFilter, episodes: Iterable[EndedEpisode]) ->
 
 
 def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, int]:
-    """Return the start of the first period, the period length and the number of periods, at most `PERIODS_LIMIT`."""
+    """Divide a time range into at most `PERIODS_LIMIT` periods.
+
+    Return the start of the first period, the period length and the number of periods.
+    """
     # One period in reserve: aligned to Mondays, the first one may begin before the range.
     longest = _STEPS[-1] * max(-(-(until - since) // (_STEPS[-1] * (PERIODS_LIMIT - 1))), 1)
     for step in (*_STEPS, longest):

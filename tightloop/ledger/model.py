@@ -85,12 +85,15 @@ class WorkflowSnapshot(Value):
 
     @property
     def label(self) -> str:
-        """Status with the short form of its qualifier, such as `succeeded, not proven`."""
+        """Status and abbreviated qualifier, such as `succeeded, not proven`."""
         return label(self.status, self.qualifier)
 
 
 def with_delivered(snapshot: WorkflowSnapshot, delivered: str) -> WorkflowSnapshot:
-    """Record where the result of a closed run was delivered in its snapshot; see `RunStatus.delivered`."""
+    """Record in a snapshot where the result of a closed run was delivered.
+
+    See `RunStatus.delivered`.
+    """
     if not delivered:
         return snapshot
     return snapshot.evolve(details={**snapshot.details, "delivered": delivered})
@@ -175,7 +178,7 @@ MODEL_CHARACTERS = 120
 
 
 def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> WorkflowSnapshot:
-    """Return an episode's status as a snapshot for the ledger.
+    """Convert the status of an episode to a snapshot for the ledger.
 
     Args:
         status: result of the status query.

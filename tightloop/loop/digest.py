@@ -26,7 +26,7 @@ NAMES_SHOWN = 5
 
 
 class DigestState(StrEnum):
-    """State of a piece of work, as seen by a person. The most urgent comes first."""
+    """State of a digest item. The most urgent state comes first."""
 
     ANSWER = "answer"
     """A run waits for a person."""
@@ -43,7 +43,11 @@ class DigestState(StrEnum):
 
 
 class DigestItem(Value):
-    """A run that was started directly, or a task of a project plan that has a question or has failed."""
+    """Entry of a digest.
+
+    An entry is either a run that was started directly, or a project task that has failed or has an open
+    question.
+    """
 
     id: str
     state: DigestState
@@ -75,7 +79,7 @@ class Digest(Value):
 
     @property
     def with_unknown_cost(self) -> tuple[str, ...]:
-        """IDs of the runs that did not report all of their cost."""
+        """IDs of the runs whose total cost is not known."""
         return tuple(item.id for item in self.items if not item.cost_known)
 
 
@@ -176,7 +180,7 @@ _WORDS = {
 
 
 def _progress(tasks: tuple[LoopTask, ...]) -> str:
-    """Return the number of tasks in each state, with the names of those that are not complete."""
+    """Return the number of tasks in each state, with the names of the incomplete tasks."""
     counts = Counter(_WORDS[task.state] for task in tasks)
     parts = [f"{counts.pop('complete', 0)} of {format_count(len(tasks), 'task')} complete"] if tasks else []
     for word in counts:
@@ -187,7 +191,10 @@ def _progress(tasks: tuple[LoopTask, ...]) -> str:
 
 
 def _failed_tasks(line: WorkflowLine) -> list[DigestItem]:
-    """Return the tasks of a project plan that ran and failed. Tasks that depend on them are counted with the plan."""
+    """Return the tasks of a project plan that ran and failed.
+
+    Tasks that depend on a failed task are counted with the plan.
+    """
     if line.kind != "loop" or not line.details:
         return []
     return [
@@ -244,12 +251,13 @@ def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
 
 
 def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice:
-    """Convert a digest to a notice, which can be sent to the alert channels.
+    """Convert a digest to a notice for the alert channels.
 
     Args:
         digest: digest of a finished time range.
         at: time of the notice.
-        full: include scrubbed goals, reasons and question titles; otherwise, only ids, kinds and counts.
+        full: include scrubbed goals, reasons and question titles. Otherwise, include only ids, kinds and
+            counts.
     """
     lines = [shorten(scrub(line), LINE_CHARACTERS) for line in _item_lines(digest, full=full)]
     since, until = (f"{moment:%Y-%m-%dT%H:%M}" for moment in (digest.since, digest.until))

@@ -52,7 +52,7 @@ def report_file(check: Check) -> str:
 
 
 def read_gate(check: Check, result: CheckResult, output: str, report: str = "") -> tuple[GateCheck, ...]:
-    """Parse the result of a gate, followed by the checks found in its output.
+    """Return the result of a gate, followed by the checks found in its output.
 
     Only the exit code determines whether the gate passed.
 
@@ -97,9 +97,10 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
 
 
 def _find_checks(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
-    """Yield the checks in an output.
+    """Yield the checks found in the output of a gate.
 
-    These are the checks in its reports or, if it has no reports, its diagnostics or failed tests.
+    If the output contains reports, the checks come from these reports. Otherwise, the checks are the
+    diagnostics or the failed tests.
     """
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     # Only with a version or plan line: a line that begins with "ok" is also ordinary English.
@@ -121,7 +122,7 @@ def _find_checks(name: str, result: CheckResult, output: str, report: str) -> It
 
 
 def _documents(output: str) -> Iterator[str]:
-    """Yield the XML documents in an output. Scripts may print more than one."""
+    """Yield the XML documents in an output. A script may print several documents."""
     for part in output.split("<?xml")[1:]:
         # Up to the last end tag: the script may print more after the document, which the parser would refuse.
         yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
@@ -172,7 +173,7 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
 
 
 class Estimate(Value):
-    """Upper limits for the total spending of a plan's tasks. None means unlimited or unknown."""
+    """Maximum total spending of a plan's tasks. None means unlimited or unknown."""
 
     runs: int = 0
     """Number of tasks that have not been dispatched yet. Each of them becomes an episode. A conflict adds one more

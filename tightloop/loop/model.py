@@ -30,7 +30,7 @@ MARKER = "^(<{7}|>{7})( |$)"
 
 
 class Conflict(Value):
-    """Conflict between the changes of a task and changes that have been merged in the meantime."""
+    """Conflict between a task's changes and changes that were merged in the meantime."""
 
     base: str
     """Tree that the task started with."""
@@ -43,7 +43,10 @@ class Conflict(Value):
 
     @property
     def check(self) -> Check:
-        """Check that the conflict is resolved, which means that no conflict markers or additional files are left."""
+        """Check that the conflict is resolved.
+
+        The check passes if no conflict markers and no additional files are left.
+        """
         tests = [f"test ! -e {shlex.quote(path)}" for path in self.beside]
         if self.paths:
             # Deleting a file resolves its conflict too.
@@ -112,7 +115,10 @@ class CheckState(Value):
 
 
 class Packet(Value):
-    """Context about a project for a planner. Its size is limited, and its ID depends on its content."""
+    """Information about a project for a planner.
+
+    The size is limited, and the ID depends on the content.
+    """
 
     packet_id: str = ""
     """ID, which consists of `pkt_` and the first 16 hex digits of the SHA-256 of the content."""
@@ -135,7 +141,7 @@ class Packet(Value):
 
 
 class LoopTask(Value):
-    """Task of a project plan: the goal of an episode that runs in its own worktree."""
+    """Task of a project plan. The task runs as an episode in its own worktree."""
 
     task_id: str
     """ID `ptask_<n>`, which is unique within the plan."""
@@ -230,7 +236,7 @@ class LoopRequest(CallerInput):
             raise InvalidRequestError(problem)
 
     def starting_in_folder(self) -> Self:
-        """Return the request with its commands changed to start in the project's folder."""
+        """Return a copy of the request whose commands start in the project's folder."""
         if not self.folder:
             return self
         return self.evolve(gates=checks_in(self.folder, self.gates), setup=start_in(self.folder, self.setup))
@@ -258,7 +264,7 @@ class LoopRequest(CallerInput):
 
 
 class LoopStatus(RunStatus):
-    """Snapshot of a project plan for people and programs."""
+    """Snapshot of the state of a project plan."""
 
     plan_id: str = ""
     """Workflow ID, in the form `plan_<uuid>`."""
@@ -308,7 +314,10 @@ class LoopStatus(RunStatus):
 
     @property
     def next_command(self) -> Question | None:
-        """`dispatch` or `verify` as a question, if the plan waits for that command."""
+        """Question that asks for `dispatch` or `verify`.
+
+        None if the plan is not waiting for one of these commands.
+        """
         command = next((name for name in ("dispatch", "verify") if name in self.possible), "")
         if not command:
             return None
@@ -342,7 +351,10 @@ class LoopStatus(RunStatus):
         return self.list_status == "paused" or may_start or bool(self.children and not running)
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return this snapshot, completed with the outcome. Fields that are missing in `result` are kept."""
+        """Return the final snapshot, updated with the result.
+
+        Fields that are missing in `result` keep their values.
+        """
         del status  # the outcome is the state already
         assert isinstance(result, LoopResult)
         return self.evolve(
@@ -375,7 +387,7 @@ FAILURE_CHARACTERS = 1_500
 
 
 def packet_id_of(packet: Packet) -> str:
-    """Return the ID of a packet, which is a hash of its content without times."""
+    """Return the ID of a packet. The ID is a hash of the content, excluding times."""
     # Times differ between two inspections of the same tree.
     content = packet.evolve(
         packet_id="", at=None, checks=tuple(check.evolve(duration_s=0.0) for check in packet.checks)

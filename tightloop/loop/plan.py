@@ -41,7 +41,10 @@ def task_id(number: int) -> str:
 
 
 def stage_of(command: str) -> int:
-    """Return the stage in which a check is fixed: 2 for formatters, 1 for linters, and 0 for everything else."""
+    """Return the stage in which a check is fixed.
+
+    The stage is 2 for formatters, 1 for linters, and 0 for everything else.
+    """
     # Formatters come last, because a later fix may undo an earlier one. They are tested first, because `ruff format`
     # also matches the linters.
     if _FORMATS.search(command):
@@ -52,8 +55,9 @@ def stage_of(command: str) -> int:
 def tasks_by_rules(packet: Packet, checks: Iterable[Check]) -> tuple[LoopTask, ...]:
     """Derive tasks from a packet without a model. The result is empty if there is nothing to do.
 
-    If there is a goal, it becomes a single task, with all checks as its definition of done. If there is no goal, each
-    failed check becomes a task. The tasks for linters and formatters depend on the tasks of earlier stages.
+    A goal becomes a single task with all checks as its definition of done. If there is no goal, each
+    failed check becomes a task. The tasks for linters and formatters depend on the tasks of earlier
+    stages.
     """
     checks_by_command = {check.run: check for check in checks}
     if packet.goal:
@@ -216,7 +220,10 @@ def project_plan(request: LoopRequest) -> Plan:
 
 
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
-    """Add a task that resolves another task's conflict. If it completes, the other task is recovered."""
+    """Add a task that resolves the conflict of another task.
+
+    When the new task completes, the other task counts as recovered.
+    """
     # `recovers` is on by default, so the dependents of the conflicting task wait for this one.
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
@@ -224,7 +231,7 @@ def with_resolution(plan: Plan, task: LoopTask) -> Plan:
 
 
 def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
-    """Create the task that resolves another task's conflict.
+    """Create a task that resolves the conflict of another task.
 
     Raises:
         InvalidRequestError: `CONFLICTS_LIMIT` has been reached.
@@ -303,7 +310,7 @@ def _written(checks: Iterable[Check]) -> list[dict[str, Any]]:
 
 
 def _literal(value: Any) -> Any:
-    """Escape a value so that no text in it is parsed as a reference."""
+    """Escape all texts in a value, so that none of them is parsed as a reference."""
     if isinstance(value, dict):
         return {name: _literal(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -312,7 +319,7 @@ def _literal(value: Any) -> Any:
 
 
 class ProjectNote(Value):
-    """Findings of one step of a project plan. Each step only sets its own fields."""
+    """Findings of a step of a project plan. Each step sets only its own fields."""
 
     project: str = ""
     goal: str = ""
@@ -327,7 +334,7 @@ class ProjectNote(Value):
 
 
 class ProjectFacts(Value):
-    """State of a project plan in addition to its graph and step statuses."""
+    """State of a project plan, excluding the graph and the step statuses."""
 
     project: str = ""
     goal: str = ""

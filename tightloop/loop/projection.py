@@ -181,7 +181,10 @@ def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gat
 
 
 def explain_unverified(tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
-    """Return the gates that did not pass and the tasks that are not complete, or "" if there are none."""
+    """Explain why a project plan has not been verified, or return "".
+
+    The text lists the gates that did not pass and the tasks that are not complete.
+    """
     left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
     more = f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else ""
     problems = [] if gates is not None and gates.passed else [failing_gates(gates or GateResult())]
@@ -211,7 +214,7 @@ _SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
 
 
 def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
-    """Return the timeline event name for a plan event. The result is empty if the event should be skipped."""
+    """Return the timeline name of a plan event, or "" if the event is not shown."""
     if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
         return ""
     if event == "answered" and not step and detail.startswith("resume"):
@@ -251,7 +254,7 @@ class CancelCommand(Document):
 
 
 def read_dispatch(value: Any) -> DispatchCommand:
-    """Parse the argument of `dispatch`: an object or nothing.
+    """Parse the argument of `dispatch`, which is an object or None.
 
     Raises:
         InvalidRequestError: a field is unknown or out of range.
@@ -264,7 +267,7 @@ def read_dispatch(value: Any) -> DispatchCommand:
 
 
 def read_verify(value: Any) -> VerifyCommand:
-    """Parse the argument of `verify`: an object or nothing.
+    """Parse the argument of `verify`, which is an object or None.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
@@ -274,7 +277,7 @@ def read_verify(value: Any) -> VerifyCommand:
 
 
 def read_cancel(value: Any) -> CancelCommand:
-    """Parse the argument of the update `cancel`: the reason, an object, or nothing.
+    """Parse the argument of the update `cancel`, which is the reason, an object, or None.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.

@@ -40,7 +40,7 @@ class Http(NamedTuple):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths below `/api`, one per noun."""
+        """Paths below `/api`. An operation on both episodes and plans has two paths."""
         nouns = ("episodes", "plans") if "{noun}" in self.path else ("",)
         return tuple(self.path.replace("{noun}", noun) for noun in nouns)
 
@@ -54,7 +54,7 @@ class Form(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Operation that all interfaces offer: one row of the table."""
+    """Operation that all interfaces offer. Each operation is a row of `OPERATIONS`."""
 
     name: str
     summary: str
@@ -100,7 +100,7 @@ class Operation(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Name in lists of possible operations: the last path segment."""
+        """Short name of the operation, which is the last segment of its path."""
         return self.http[0].path.rpartition("/")[2] if self.http else self.name.replace("_", "-")
 
     @property
@@ -608,7 +608,10 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
-    """Return the state-changing operations that a run accepts, each given as the last segment of its path."""
+    """Return the names of the state-changing operations that a run accepts.
+
+    The name of an operation is the last segment of its path.
+    """
     return tuple(
         # Rows such as `approve` use the method of another row, which is listed itself.
         row.word

@@ -33,7 +33,7 @@ class Shown(BaseModel):
 
 
 class Body(Shown):
-    """Base of request bodies; unknown fields are rejected."""
+    """Base class for request bodies. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,18 +41,21 @@ class Body(Shown):
 # Cached, because a second class for the same model would get a second schema in OpenAPI.
 @cache
 def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Create a camelCase copy of a model and its nested models, which is filled from instances of the model."""
+    """Create a camelCase copy of a model and its nested models.
+
+    The copy is filled from instances of the original model.
+    """
     return _mirror(model, Shown, without, "")
 
 
 @cache
 def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Create the request body for the fields of a model. Use `read_fields` to read it."""
+    """Create a request body with the fields of a model. Use `read_fields` to read the body."""
     return _mirror(model, Body, without, name)
 
 
 def read_fields(model: BaseModel) -> dict[str, Any]:
-    """Return the fields that a request contains, by their names in the original model. Omitted fields are left out."""
+    """Return the fields that are set in a request, by their names in the original model."""
     return model.model_dump(exclude_unset=True, by_alias=False)
 
 
@@ -122,7 +125,7 @@ Sum = Annotated[float, Field(ge=0, le=LARGEST_AMOUNT, allow_inf_nan=False, stric
 
 
 class Request(Body):
-    """Base of requests; run and author are passed separately."""
+    """Base class for requests. The run and the author are passed separately."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -132,7 +135,7 @@ class Request(Body):
 
 
 class CheckBody(Request):
-    """Command of the definition of done. It can also be written as a plain string, such as `"pytest -q"`."""
+    """Command of the definition of done. A plain string, such as `"pytest -q"`, is also accepted."""
 
     run: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
     """Command that exits with 0 if the check passes."""
@@ -172,7 +175,7 @@ class Cancel(Request):
 
 
 class Respond(Request):
-    """Message to the planner. It does not answer a question."""
+    """Message to the planner. The message does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """Message to send."""
@@ -224,7 +227,7 @@ class Amend(Request):
     """New planner."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the client's method, converted to its models."""
+        """Return the arguments of the client's method, converted to the client's models."""
         executor = ExecutorAmendment.model_validate(read_fields(self.executor) if self.executor is not None else {})
         return {
             **dict(self),

@@ -45,7 +45,7 @@ class Examined(Shown):
 
 
 class Asked(Shown):
-    """Request that started a workflow. For an episode, it includes all amendments."""
+    """Request that started a workflow, including all amendments for an episode."""
 
     kind: Literal["episode", "plan", "loop"]
     request: dict[str, Any]
@@ -69,7 +69,10 @@ class WorkerLine(Shown):
 
 
 class WaitingSteps(Shown):
-    """Steps waiting for a free slot on a task queue. Temporal's counts are approximate and a few seconds old."""
+    """Number of steps that are waiting for a free slot on a task queue.
+
+    Temporal's counts are approximate and a few seconds old.
+    """
 
     queue: str = Field(examples=["tightloop-gui-macos"])
     steps: int
@@ -211,7 +214,7 @@ class Schemas(Shown):
 
 
 class PlanTask(Shown):
-    """Task, which is executed as its own run."""
+    """Task of a plan. Each task is executed as a separate run."""
 
     task_id: str
     description: str

@@ -41,7 +41,7 @@ class FileEdit(Document):
 
 
 class EditAction(Document):
-    """File changes: search and replace, whole files, or a unified diff.
+    """Change files by search and replace, by whole files, or by a unified diff.
 
     Either all changes are applied or none, and the action is idempotent.
     """
@@ -75,7 +75,10 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class HttpAction(Document):
-    """HTTP requests to hosts that the policy allows. Use `url` for a single response, or `urls` for documents."""
+    """HTTP requests to hosts that the policy allows.
+
+    Use `url` for a single response, or `urls` for documents.
+    """
 
     url: str = ""
     """URL of a single request that uses `method`. The results are `status`, `url`, `headers`, `body`, `size` and
@@ -117,7 +120,7 @@ class SearchAction(Document):
 
 
 class ModelAction(Document):
-    """A single question to a model.
+    """Ask a model a single question.
 
     If there is a schema, the response is validated as JSON, and its fields become results.
     """
@@ -149,7 +152,10 @@ class DiffReview(Document):
 
 
 class GateCheck(Document):
-    """An automatic check of a gate. Set exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
+    """Automatic check of a gate.
+
+    Set exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`.
+    """
 
     name: str = ""
     """Name to show to people. The default is the check itself."""
@@ -199,7 +205,10 @@ class Approval(Document):
 
 
 class GateAction(Document):
-    """Checks, optionally followed by an approval. If a gate does not open, this is a failure of class `policy`."""
+    """Run checks, then optionally request an approval.
+
+    A gate that does not open fails with the failure class `policy`.
+    """
 
     checks: tuple[GateCheck, ...] = ()
     """Checks, all of which must pass."""
@@ -225,8 +234,8 @@ class Rule(Document):
 class DecisionAction(Document):
     """Choose one of several paths by rules, by the best supported hypothesis, or by asking a model.
 
-    `${id.chosen}` is the list of IDs of the steps that are started, and `${id.option}` is the name of the chosen option
-    or hypothesis.
+    `${id.chosen}` lists the IDs of the steps that are started. `${id.option}` is the name of the chosen
+    option or hypothesis.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -251,7 +260,7 @@ class CheckpointAction(Document):
 
 
 class MergeStart(Document):
-    """A change that could not be merged. It is the input of the episode that resolves the conflict."""
+    """Change that could not be merged. An episode uses it as input to resolve the conflict."""
 
     base: str = Field(pattern=TREE_PATTERN)
     """Tree before the change."""
@@ -260,7 +269,7 @@ class MergeStart(Document):
 
 
 class EpisodeAction(Document):
-    """Run a child episode, in which a coding agent works on a goal until the checks pass."""
+    """Run a child episode. A coding agent works on the goal until the checks pass."""
 
     goal: str
     """Goal of the episode."""

@@ -54,7 +54,7 @@ class StepFailure(Value):
 
 
 class EvidenceNote(Value):
-    """Evidence for or against a hypothesis that a step found."""
+    """Evidence for or against a hypothesis, found by a step."""
 
     hypothesis: str
     verdict: str
@@ -76,7 +76,7 @@ class Belief(Value):
 
 
 class StepResult(Sparse):
-    """Result of an attempt, as seen by the workflow. Its size is limited to a few kB."""
+    """Result of an attempt for the workflow. The size is limited to a few kB."""
 
     status: StepStatus
     """COMPLETED, SKIPPED, FAILED or WAITING."""
@@ -109,7 +109,10 @@ class StepResult(Sparse):
 
 
 class StepRecord(Value):
-    """Full record of an attempt. It provides the evidence, the values of outputs, and the marker for later runs."""
+    """Full record of an attempt.
+
+    It provides the evidence, the output values and the marker for later runs.
+    """
 
     plan_id: str
     revision: int
@@ -154,11 +157,12 @@ _MARKED = re.compile(r"-[0-9a-f]{12}\Z")
 
 
 def child_id(plan_id: str, step: str, attempt: int, alternative: str = "") -> str:
-    """Return the workflow ID of a child: `<plan>.<step>.<attempt>`, followed by `.<alternative>` for a branch.
+    """Return the workflow ID of a child.
 
-    The ID is unique for each step, attempt and alternative of a plan. Names that consist of letters, digits, `-` and
-    `_` are used unchanged. In other names, characters that git does not allow in refs are replaced, and a hash is
-    appended. If an ID is too long, it is truncated and ends with a hash of the full ID.
+    The ID is `<plan>.<step>.<attempt>`, followed by `.<alternative>` for a branch. It is unique for each
+    step, attempt and alternative of a plan. Names that consist of letters, digits, `-` and `_` are used
+    unchanged. In other names, characters that git does not allow in refs are replaced, and a hash is
+    appended. An ID that is too long is truncated and ends with a hash of the full ID.
     """
     parts = [plan_id, _part(step), str(attempt), *([_part(alternative)] if alternative else [])]
     whole = ".".join(parts)

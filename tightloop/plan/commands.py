@@ -25,12 +25,14 @@ def judge_command(
 ) -> Ruling:
     """Return the strictest ruling on all simple commands of a script and its environment variables.
 
-    For each simple command, including substitutions and scripts passed to a shell, the first rule that matches decides.
-    Only the last part of a program's path is compared. If no rule matches, the command is checked against the built-in
-    rules (`tightloop/safety/commands/rules.py`) for destruction, publishing and secrets. Cost rules are not applied,
-    because every step has its own time limit. Scripts that cannot be parsed require approval. A variable is treated
-    like the command `env NAME=value`, unless its name is known to be harmless. If a rule allows a program but the call
-    `exceeds` the rule, the rule is not applied to the call if another rule matches.
+    The first matching rule decides about each simple command, including substitutions and scripts passed
+    to a shell. Only the last part of a program's path is compared. If no rule matches, the built-in rules
+    for destruction, publishing and secrets apply (`tightloop/safety/commands/rules.py`). Cost rules are
+    not applied, because every step has its own time limit. Scripts that cannot be parsed require
+    approval.
+
+    A variable is treated like the command `env NAME=value`, unless its name is known to be harmless. If a
+    rule allows a program but the call `exceeds` the rule, another matching rule takes precedence.
     """
     text = plain(command)
     allowed: list[Call] = []
@@ -68,9 +70,10 @@ def judge_command(
 
 
 def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
-    """Return the ruling on those simple commands in a script that do not contain a placeholder for a reference.
+    """Return the ruling on the simple commands in a script that contain no references.
 
-    Commands with references are checked when the step starts. The other commands cannot change before then.
+    These commands cannot change before the step starts. Commands with references are checked at that
+    time.
     """
     reading = read_scripts(plain(command))
     known_calls = [
@@ -209,7 +212,10 @@ def host_of(url: str) -> Host | None:
 
 
 def find_entry_fault(entry: str) -> tuple[str, str] | None:
-    """Return the problem with a `Policy.network` entry and how to correct it, or None if the entry is valid."""
+    """Validate an entry of `Policy.network`.
+
+    Return the problem and a suggestion, or None if the entry is valid.
+    """
     text = entry.strip()
     if "://" in text:
         host = host_of(text)
@@ -230,9 +236,9 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
 def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     """Return the ruling on a request to a URL.
 
-    `example.org` allows this host on the default ports, `*.example.org` allows its subdomains, and `host:port` allows
-    exactly this endpoint. Only `host:port` may be a private address. `network` contains the entries of
-    `Policy.network`.
+    `network` contains the entries of `Policy.network`. The entry `example.org` allows this host on the
+    default ports. `*.example.org` allows its subdomains, and `host:port` allows exactly this endpoint.
+    Only `host:port` may be a private address.
     """
     host = host_of(url)
     excerpt = url[:200]
@@ -260,11 +266,11 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
 
 
 def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
-    """Return the reason why these worker variables must not be sent to a URL, or "" if they may be sent.
+    """Return the reason why these worker variables must not be sent to a URL, or "" if they may be.
 
-    `secrets` is the setting `plans.secrets`, which maps variables to hosts in the syntax of `Policy.network`. Secrets
-    are sent to a host without a port only over https. `host:port` must match exactly and is intended for local
-    services.
+    `secrets` is the setting `plans.secrets`, which maps variables to hosts. The hosts have the same
+    syntax as in `Policy.network`. Secrets are sent to a host without a port only over https. `host:port`
+    must match exactly and is intended for local services.
     """
     host = host_of(url)
     if host is None:
@@ -292,7 +298,10 @@ def _fits(name: str, rule: str) -> bool:
 
 
 def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
-    """Return the distinct hosts of sources. A source is a URL or a mapping with a `url`. A `www.` prefix is ignored."""
+    """Return the distinct hosts of the sources.
+
+    A source is a URL or a mapping with a `url`. The prefix `www.` is ignored.
+    """
     hosts: set[str] = set()
     for source in sources:
         url = source.get("url", "") if isinstance(source, dict) else source

@@ -19,7 +19,7 @@ TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
 class ReplanCommand(Document):
-    """Arguments of `replan`: a new plan text. Without a text, a planner is asked."""
+    """Arguments of `replan`. Without a new plan text, a planner is asked."""
 
     source: str = ""
     rationale: str = ""
@@ -63,10 +63,13 @@ def _rename_alias(value: Any, *others: str, to: str) -> Any:
 
 
 def read_replan(value: Any) -> ReplanCommand:
-    """Parse the argument of `replan`: the new text, or an object. Without a text, a planner is asked.
+    """Parse the argument of `replan`, which is the new text or an object.
+
+    Without a text, a planner is asked.
 
     Raises:
-        InvalidRequestError: the argument is missing, a field is misspelled, or the text is too large for a message.
+        InvalidRequestError: the argument is missing, a field is misspelled, or the text is too large for
+            a message.
     """
     if value is None:
         raise InvalidRequestError('replan: the argument is missing. To ask a planner, send: {"rationale": "why"}')
@@ -90,7 +93,7 @@ def read_replan(value: Any) -> ReplanCommand:
 
 
 def read_step_word(value: Any) -> StepCommand:
-    """Parse the argument of `run_step`: the ID of a step, or an object.
+    """Parse the argument of `run_step`, which is the ID of a step or an object.
 
     Raises:
         InvalidRequestError: the argument does not name a step.
@@ -105,9 +108,10 @@ def read_step_word(value: Any) -> StepCommand:
 def raise_exhausted_bounds(
     budget: PlanBudget, stated: PlanBudget, spent: PlanSpent, *, depth: int = 1, fan_out: int = 0
 ) -> PlanBudget:
-    """Return the budget, with each exhausted limit raised to allow the stated amount.
+    """Raise each exhausted limit, so that the stated amount is available again.
 
-    The plan's `depth` and its `fan_out`, which is the number of steps that a template expands to, are always allowed.
+    `fan_out` is the number of steps that a template expands to. The new limits always allow `depth` and
+    `fan_out`.
     """
     raised: dict[str, Any] = {
         # `or 1`: a stated bound of 0 would stay exhausted after every answer.

@@ -28,7 +28,10 @@ class CommandRule(Document):
 
 
 class Deletions(Document):
-    """Deletions since the start of the plan above which the next step that deletes something needs approval."""
+    """Limits for deletions since the start of the plan.
+
+    Above these limits, the next step that deletes something needs approval.
+    """
 
     files: int = Field(default=25, ge=1)
     """Number of removed files."""
@@ -41,7 +44,7 @@ class Deletions(Document):
 class Policy(Document):
     """Allowed paths, commands and hosts.
 
-    Every action is checked before it runs, and every refusal names the rule that caused it.
+    Every action is checked before it runs. Every refusal names the rule that caused it.
     """
 
     write: tuple[str, ...] = ("**",)
@@ -86,7 +89,10 @@ class Hypothesis(Document):
 
 
 class ArtifactDeclaration(Document):
-    """Named output of the plan. `tightloop export ID --out FILE.json` writes its value to `account.artifacts`."""
+    """Named output of the plan.
+
+    `tightloop export ID --out FILE.json` writes the value to `account.artifacts`.
+    """
 
     name: str
     """Name in the plan's account."""
@@ -99,7 +105,7 @@ class ArtifactDeclaration(Document):
 
 
 class PlanBudget(Document):
-    """Circuit breakers of a plan. If a field is null, it is unlimited. Some fields have a default."""
+    """Limits of a plan. A null field is unlimited. Some fields have a default."""
 
     max_wall_s: float | None = Field(default=None, gt=0)
     """Maximum working time in seconds, excluding the time spent waiting for people."""
@@ -121,7 +127,7 @@ class PlanBudget(Document):
 
 
 class OnPlanFailure(StrEnum):
-    """Reaction to a failed step from which no other step recovers."""
+    """Reaction to a failed step that no other step recovers from."""
 
     ASK = "ask"
     """Finish all independent steps, then wait for a person."""
@@ -180,9 +186,9 @@ _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def file_name(identity: str) -> str:
-    """Return a file name that is also a valid git ref name.
+    """Return a file name for an ID. The file name is also a valid git ref name.
 
-    It is unique per ID, even on case-insensitive file systems.
+    Different IDs have different file names, even on case-insensitive file systems.
     """
     fits = _PLAIN.fullmatch(identity) and len(identity) <= LONGEST_NAME
     # Git rejects refs that contain `..` or end in `.` or `.lock`.
@@ -216,9 +222,9 @@ class StoredPlan(Value):
 
     @property
     def words(self) -> str:
-        """Text about the work that was written by a person: titles, descriptions and goals, one per line.
+        """Titles, descriptions and goals that a person wrote, one per line.
 
-        It is empty for revisions written by a model.
+        The text is empty for revisions written by a model.
         """
         # A model must not announce its own test changes.
         if self.exchange is not None or self.prompts_sha256:
@@ -229,12 +235,12 @@ class StoredPlan(Value):
         return "\n".join(line for line in lines if line)
 
     def content(self) -> bytes:
-        """Return the JSON to store. It uses the field names of plan files."""
+        """Return the plan as JSON, with the field names used in plan files."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
 
 
 class PlanArchive(Value):
-    """Account of a finished plan, which can be read without tightloop."""
+    """Record of a finished plan that can be read without tightloop."""
 
     plan_id: str
     title: str = ""

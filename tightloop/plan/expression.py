@@ -34,7 +34,7 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class Mark(NamedTuple):
-    """Reference or string that a `MARK` name in `Source.text` stands for."""
+    """Reference or string that is represented by a `MARK` name in `Source.text`."""
 
     value: str
     """Reference as `${name}`, or the value of a string literal, which may contain references."""
@@ -45,7 +45,10 @@ class Mark(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An expression in which each reference and string is replaced by a `MARK` of the same length."""
+    """Expression in which marks replace the references and strings.
+
+    Each `MARK` has the same length as the replaced text.
+    """
 
     text: str
     """Expression on a single line, without leading and trailing blanks."""
@@ -62,14 +65,14 @@ class Source(NamedTuple):
     def mark(self, node: ast.AST) -> Mark | None:
         """Return the mark of a name.
 
-        The result is None for other names, and for adjacent marks that are not separated by an operator.
+        Return None for other names, and for adjacent marks without an operator between them.
         """
         candidate = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
         return candidate if candidate and isinstance(node, ast.Name) and candidate.size == len(node.id) else None
 
 
 def insert_marks(text: str) -> Source:
-    """Replace the references and strings in an expression by marks.
+    """Replace the references and strings in an expression with marks.
 
     Raises:
         ExpressionError: a reference or string is not terminated or is malformed.
@@ -168,7 +171,7 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Evaluation:
-    """Evaluation of an expression. There is a method for each node type that `parse_expression` accepts."""
+    """Evaluator with a method for each node type that `parse_expression` accepts."""
 
     def __init__(self, lookup: Lookup, source: Source) -> None:
         self._lookup = lookup
@@ -331,7 +334,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed and validated expression, which can be evaluated repeatedly."""
+    """Parsed and validated expression. It can be evaluated repeatedly."""
 
     text: str
     references: tuple[str, ...]

@@ -8,7 +8,7 @@ from tightloop.value import Document
 
 
 class FailureClass(StrEnum):
-    """Class of a failure, which determines the default reaction."""
+    """Class of a failure. The class determines the default reaction."""
 
     TRANSIENT = "transient"
     """A retry may succeed. Examples are a timeout, a network error or a busy service."""
@@ -34,7 +34,10 @@ class Recovery(StrEnum):
 
 
 class Retry(Document):
-    """Retries after transient failures. The wait after attempt n is initial * factor^(n-1), up to the maximum."""
+    """Settings for retries after transient failures.
+
+    The wait after attempt n is initial * factor^(n-1), up to the maximum.
+    """
 
     attempts: int = Field(default=3, ge=1, le=50)
     """Maximum number of attempts, including the first one."""
@@ -57,7 +60,7 @@ class Watchdog(Document):
 
 
 class FailureMode(Document):
-    """A known failure, with an expression that detects it and the reaction to it."""
+    """Known failure, with an expression that detects it and a reaction."""
 
     name: str
     """Name to show with the failure."""
@@ -72,7 +75,7 @@ class FailureMode(Document):
 
 
 class OnFailure(Document):
-    """Step to start if this step fails and is not retried any more."""
+    """Step to start when this step has failed and is not retried any more."""
 
     to: str
     """ID of the step to start."""

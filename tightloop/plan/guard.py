@@ -57,10 +57,10 @@ def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
 
 
 def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
-    """Return the strictest ruling of a policy and its enclosing policies on a step that is about to start.
+    """Return the strictest ruling on a step that is about to start.
 
-    Fetched documents are judged one by one when they are requested, so that one refused document does not stop the
-    others.
+    The policy and its enclosing policies are applied. Documents are judged when they are requested, so
+    that one refused document does not stop the others.
     """
     policies = tuple(enclosing_policies(policy))
     # First, because matching takes time in proportion to the patterns.
@@ -70,7 +70,9 @@ def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
 
 
 def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
-    """Return the ruling on a command before the plan runs, based on the parts that do not depend on references.
+    """Return the ruling on a command before the plan runs.
+
+    Only the parts that do not depend on references are judged.
 
     Args:
         policy: policy of the plan.
@@ -91,7 +93,7 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
-    """Return the ruling of a policy and its enclosing policies on a list of changed paths."""
+    """Return the ruling on a list of changed paths. Enclosing policies are applied too."""
     changed, policies = tuple(paths), tuple(enclosing_policies(policy))
     return find_excess_of(policies) or strictest(
         verdict for enclosing in policies for verdict in _of_paths(enclosing, changed)
@@ -99,12 +101,12 @@ def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
 
 
 def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, lines_before: int) -> Ruling:
-    """Return the ruling of a policy and its enclosing policies on the deletions so far.
+    """Return the ruling on all deletions so far. Enclosing policies are applied too.
 
     Args:
-        policy: policy, which may have limits.
+        policy: policy with optional deletion limits.
         deleted_files: number of files removed since the start of the plan.
-        lines: number of lines removed, in these and other files.
+        lines: number of lines removed from all files, including the deleted files.
         lines_before: total number of lines at the start.
     """
     share = lines / lines_before if lines_before > 0 else 0.0
@@ -120,7 +122,7 @@ def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, li
 
 
 def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
-    """Return the refusal of patterns that would take too long to match, or None."""
+    """Return a refusal if the patterns would take too long to match, or None."""
     for policy in policies:
         for name, patterns in pattern_lists(policy):
             if excess := find_excess(patterns):
@@ -184,7 +186,7 @@ def _verdicts(policy: Policy, step: Step, acts: StepEffects) -> Iterator[Ruling]
 
 
 def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths, except for folders whose files may be written."""
+    """Return the paths, excluding folders that contain writable files."""
     return tuple(path for path in paths if not fits(policy.write, f"{path}/any"))
 
 
@@ -233,7 +235,7 @@ def _lists(network: tuple[str, ...], entry: str) -> bool:
 
 
 def cap_budget(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
-    """Return the budget, limited to this cost and this number of tokens."""
+    """Limit the cost and the number of tokens of a budget."""
     return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
 
 
@@ -250,7 +252,7 @@ def least(first: Any, second: Any) -> Any:
 
 
 def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
-    """Return the limits of a revision: the limits that its text states, and the previous limits for all other fields.
+    """Return the limits of a revision. Limits that its text does not state are kept.
 
     Only an explicit `max_tokens: null` removes a limit. Omitting the field does not.
     """
@@ -260,14 +262,14 @@ def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
 def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudget, *, by_person: bool) -> PlanBudget:
     """Return the limits that apply after a new revision.
 
-    If the revision does not change a limit, its current value is kept, including top-ups. If it changes a limit, the
-    new value is used, but a planner's text can only lower limits.
+    A limit that the revision does not change keeps its current value, including top-ups. A changed limit
+    gets the new value, but a planner can only lower limits.
 
     Args:
         in_force: current limits, including top-ups.
         before: limits stated by the previous revision.
         after: limits stated by the new revision.
-        by_person: whether the text was written by a person rather than by a planner.
+        by_person: True if a person, not a planner, wrote the text.
     """
     # Compared with the previous text instead of the current limits, which may include top-ups.
     changed = {name: getattr(after, name) for name in _different(before, after)}
@@ -310,7 +312,7 @@ class Caution:
 def policy_for(
     allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...], deletions: Deletions
 ) -> Policy:
-    """Return a policy that requires a person's approval for every command that is not allowed by a pattern.
+    """Return a policy that requires approval for all commands that no pattern allows.
 
     Args:
         allowed: patterns that match the words of a command, such as `git diff **`.
@@ -325,7 +327,10 @@ def policy_for(
 
 
 def apply_policy(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
-    """Return a model's plan with the policy of `old`. For a first plan, use the hosts from the settings."""
+    """Return a model's plan with the policy of `old`.
+
+    If `old` is None and the plan names no hosts, the hosts from the settings are used.
+    """
     if old is not None:
         return plan.evolve(policy=old.policy)
     hosts = plan.policy.network or caution.policy.network
@@ -333,15 +338,16 @@ def apply_policy(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
 
 
 def confine_plan(plan: Plan, caution: Caution) -> Plan:
-    """Return a model's plan, restricted to the policy and the budget from the settings."""
+    """Restrict a model's plan to the policy and the budget from the settings."""
     budget = narrowest(plan.budget, caution.budget)
     return plan.evolve(policy=tighten_policy(plan.policy, caution.policy), budget=budget)
 
 
 def confine_revision(plan: Plan, old: Plan, caution: Caution) -> Plan:
-    """Return a model's revision. The constraints of the old plan still apply, and new risky steps need approval.
+    """Restrict a model's revision to the constraints of the old plan.
 
-    The policy, budget, definition of done, inputs, hypotheses and `on_failure` are taken from the old plan.
+    The policy, budget, definition of done, inputs, hypotheses and `on_failure` are taken from the old
+    plan. New risky steps need approval.
     """
     old_steps = {step.id: step for step in old.steps}
     # A plan inside the policy of the settings is checked against it at every step anyway.
@@ -373,7 +379,7 @@ def confine_revision(plan: Plan, old: Plan, caution: Caution) -> Plan:
 
 
 def label_risky_step(step: Step, caution: Caution) -> Step:
-    """Return a model's step, labelled if it needs a person's approval. Nested steps are labelled too."""
+    """Label a model's step and its nested steps if they need a person's approval."""
     changes: dict[str, Any] = {}
     if step.subplan is not None:
         inner = tuple(label_risky_step(nested, caution) for nested in step.subplan.steps)
@@ -393,9 +399,9 @@ def label_risky_step(step: Step, caution: Caution) -> Step:
 
 
 def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
-    """Return the objections to a model's plan. Each objection is a sentence addressed to the model.
+    """Return the objections to a model's plan, as sentences addressed to the model.
 
-    Steps that have not changed since `old`, the previous revision, are not checked.
+    Steps that are unchanged since the previous revision `old` are not checked.
     """
     old_steps = {step.id: step for step in old.steps} if old is not None else {}
     steps = walk(step for step in plan.steps if step != old_steps.get(step.id))

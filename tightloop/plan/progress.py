@@ -25,7 +25,7 @@ DECISIONS_LIMIT = 50
 
 
 class Doubt(Value):
-    """Tree whose proof has findings against it."""
+    """Tree whose proof has findings."""
 
     tree: str
     title: str
@@ -39,7 +39,10 @@ class Doubt(Value):
 
 
 class PlanProgress(Value):
-    """Progress of a plan, which is carried over from one workflow run to the next. The graph is stored separately."""
+    """Progress of a plan, carried over from one workflow run to the next.
+
+    The graph is stored separately.
+    """
 
     plan: ArtifactRef | None = None
     revision: int = 1
@@ -123,7 +126,10 @@ class PlanProgress(Value):
         return self.evolve(beliefs=(*self.beliefs, *new))
 
     def count_attempt(self, result: StepResult) -> Self:
-        """Count an attempt, with its usage and evidence. An attempt that waits for an answer counts when it ends."""
+        """Count an attempt, and add its usage and evidence.
+
+        An attempt that waits for an answer is counted when it ends.
+        """
         spent = self.spent.with_usage(result.usage, result.api_calls)
         spent = spent.evolve(
             attempts=spent.attempts + (result.status is not StepStatus.WAITING),
@@ -132,7 +138,7 @@ class PlanProgress(Value):
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
-        """Count the model usage of the plan itself, as opposed to its steps."""
+        """Count the model usage of the plan itself, excluding its steps."""
         return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
     def add_work(self, time: timedelta) -> Self:
@@ -144,16 +150,19 @@ class PlanProgress(Value):
         return self.evolve(answers={**self.answers, step: answers})
 
     def note_decision(self, subject: str, answer: Answer) -> Self:
-        """Store an answer that no step reads, for the plan's report."""
+        """Store an answer for the plan's report. No step reads this answer."""
         decisions = {**self.decisions, subject: (*self.decisions.get(subject, ()), answer)}
         return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
 
     def note_edits(self, sentence: str) -> Self:
-        """Store a sentence about changes by people that were adopted, for the plan's report."""
+        """Record for the plan's report that changes made by people were adopted."""
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:
-        """Record the qualifier of a step's child workflow. An empty qualifier removes that of an earlier attempt."""
+        """Record the qualifier of a step's child workflow.
+
+        An empty qualifier removes the qualifier of an earlier attempt.
+        """
         if qualifier == self.qualifiers.get(step, ""):
             return self
         others = {name: text for name, text in self.qualifiers.items() if name != step}
@@ -198,7 +207,7 @@ class PlanProgress(Value):
 
 
 class PlanInput(PlanRequest, RunInput):
-    """Input of a run: a request and, if there was a previous Temporal run, its progress."""
+    """Input of a run: the request, and the progress of the previous Temporal run if there was one."""
 
     progress: PlanProgress | None = None
 
@@ -207,5 +216,5 @@ class PlanInput(PlanRequest, RunInput):
 
     @property
     def title(self) -> str:
-        """Text that identifies the plan before it has been read."""
+        """Text that identifies the plan until it has been read."""
         return self.goal or self.file or "a plan"

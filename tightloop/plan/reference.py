@@ -67,7 +67,10 @@ def scan(text: str) -> Iterator[Segment | ExpressionError]:
 
 
 def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionError:
-    """Return the reference between `${` at `start` and `}` before `end`. If the `}` is missing, `end` is 0."""
+    """Parse a reference that starts with `${` at `start` and ends with `}` before `end`.
+
+    If the `}` is missing, `end` is 0.
+    """
     literal = "write $${ for a literal ${ or a shell variable"
     if end == 0:
         return ExpressionError(
@@ -84,13 +87,16 @@ def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionErr
 
 
 def is_one_reference(text: str) -> bool:
-    """Return whether a text consists of a single reference. In this case it resolves to the value itself."""
+    """Return True if a text consists of a single reference.
+
+    Such a text resolves to the value itself, not to a string.
+    """
     # `${a}${b}` also begins and ends like a single reference, hence the test for a `}` before the end.
     return text.strip().startswith("${") and "}" not in text.strip()[:-1] and text.strip().endswith("}")
 
 
 def find_references(value: Any) -> tuple[str, ...]:
-    """Return the distinct references in a text, list or mapping, in the order in which they occur.
+    """Return the distinct references in a text, list or mapping, in order of occurrence.
 
     Raises:
         ExpressionError: a reference is malformed. The column is relative to its text.
@@ -111,11 +117,11 @@ def _within(value: Any) -> Iterable[str]:
 
 
 def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = None) -> Any:
-    """Return a value with all of its references resolved.
+    """Resolve all references in a value.
 
-    A text that consists of a single reference becomes the value itself. In other texts, values are formatted by
-    `as_text`. If `quote` is set, the result of a text is always text in which each value is quoted, and a list of
-    scalars becomes several quoted words.
+    A text that consists of a single reference becomes the value itself. In other texts, values are
+    formatted by `as_text`. If `quote` is set, the result of a text is always a text, and each value is
+    quoted. A list of scalars becomes several quoted words.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -150,7 +156,7 @@ def _plain(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return the text form of a value: texts are unchanged, null becomes "", and anything else becomes JSON."""
+    """Convert a value to text. Texts are unchanged, null becomes "", and other values become JSON."""
     if isinstance(value, str):
         return value
     # Not escaped to ASCII: the text goes into prompts, files and commands that people read.
@@ -165,9 +171,10 @@ def head_of(name: str, known_ids: Container[str]) -> str:
 
 
 def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the step, template or reserved word at the start of a reference, and the names that follow it.
+    """Split a reference into its first part and the names that follow.
 
-    Step IDs may contain dots. The longest ID that matches is used.
+    The first part is a step, a template or a reserved word. Step IDs may contain dots, so the longest
+    matching ID is used.
 
     Raises:
         ReferenceMissingError: the reference names neither a step nor a reserved word.
@@ -182,7 +189,7 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
 
 
 def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
-    """Follow a path of names into a value, and return what it leads to.
+    """Return the value at a path inside another value.
 
     Each name selects a field of a mapping, an item of a list, or a field of all items of a list.
 
@@ -222,7 +229,7 @@ NUMBER_CHARACTERS = 100
 
 
 class FunctionError(ValueError):
-    """Argument of the wrong type. The message is a sentence without a full stop."""
+    """An argument has the wrong type. The message is a sentence without a full stop."""
 
 
 def _length(value: Any) -> int:
@@ -288,7 +295,10 @@ def _text(name: str, value: Any) -> str:
 
 
 def _matches(value: Any, pattern: Any) -> bool:
-    """Return whether the pattern occurs in the text. The time is linear in the text. Look-around is not supported."""
+    """Return True if the pattern occurs in the text. Look-around is not supported.
+
+    The time is linear in the length of the text.
+    """
     # pydantic has no search function, but a text is valid if its pattern occurs anywhere in it.
     return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
 
@@ -384,7 +394,7 @@ def place_references(text: str) -> tuple[CommandSegment, ...]:
 
 
 def with_placeholders(text: str) -> str:
-    """Return a command in which each reference is replaced by a placeholder word.
+    """Replace each reference in a command with a placeholder word.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -393,7 +403,10 @@ def with_placeholders(text: str) -> str:
 
 
 def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[CommandSegment, str, str]]:
-    """Yield the references that a shell would not expand, each with the problem and how to correct it."""
+    """Yield the references that a shell would not expand.
+
+    The problem and a suggestion are included for each reference.
+    """
     for part in placed:
         if part.piece.is_reference and part.context.context is QuotingContext.LITERAL:
             message = "the shell does not expand references in a here-document with the quoted delimiter "
@@ -423,6 +436,6 @@ def operand(reference: str, value: Any) -> str:
 
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
-    """Return the problem with a value in arithmetic, and how to correct it."""
+    """Return the problem with a value in shell arithmetic, and a suggestion."""
     message = f"'${{{reference}}}' is {shorten(repr(value), 60)}, but shell arithmetic requires a whole number"
     return message, "Use a whole number without leading zeros, or move the reference out of `$(( ))`"

@@ -51,7 +51,7 @@ class PlanPhase(StrEnum):
 
 
 class PlanRequest(CallerInput):
-    """A plan to run, given as its source or as the path of a file on the workspace's host."""
+    """Request to run a plan. The plan is a text, or a file on the workspace's host."""
 
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
@@ -182,7 +182,7 @@ class PlanResult(RunResult):
 
 
 class StepLine(Value):
-    """Line of the list of steps."""
+    """Row in a list of steps."""
 
     id: str
     status: StepStatus
@@ -192,7 +192,7 @@ class StepLine(Value):
 
 
 class StepPage(Value):
-    """Page of the list of all steps, in plan order."""
+    """Page of a plan's list of steps, in plan order."""
 
     lines: tuple[StepLine, ...] = ()
     page: int = 1
@@ -201,7 +201,7 @@ class StepPage(Value):
 
 
 class PlanStatus(RunStatus):
-    """Snapshot of a plan for people and programs, with at most 100 steps per list.
+    """Snapshot of the state of a plan, with at most 100 steps per list.
 
     A question that blocks a single step does not stop the other steps.
     """
@@ -243,7 +243,10 @@ class PlanStatus(RunStatus):
         return self.list_status == "paused" or (some and all(line.id in waiting for line in self.running))
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return the final snapshot. `result` may contain less than this snapshot."""
+        """Return the final snapshot, updated with the result.
+
+        Fields that are missing in `result` keep their values.
+        """
         assert isinstance(result, PlanResult)
         return self.evolve(
             status=status,

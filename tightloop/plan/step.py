@@ -31,7 +31,7 @@ RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "se
 
 
 class StepKind(StrEnum):
-    """Purpose of a step. The capability determines how it is implemented."""
+    """Purpose of a step. The capability determines the implementation."""
 
     TOOL = "tool"
     MODEL = "model"
@@ -63,7 +63,7 @@ WORK_KINDS = frozenset(
 
 
 class Capability(StrEnum):
-    """Implementation of a step, which determines the runner."""
+    """Implementation of a step. The capability determines the runner."""
 
     NONE = "none"
     """Milestone without an action. Other steps can wait for it."""
@@ -130,14 +130,17 @@ class Join(StrEnum):
 
 
 class Prose(Document):
-    """Condition for people, written as `prose:`. It is not checked, and reports list it as unchecked."""
+    """Condition for people, written as `prose:`.
+
+    The condition is not checked, and reports list it as unchecked.
+    """
 
     prose: str
     """The condition, written as prose."""
 
 
 class EvidenceRule(Document):
-    """Evidence for or against a hypothesis that is recorded when this step ends."""
+    """Rule for recording evidence about a hypothesis when this step ends."""
 
     hypothesis: str
     """ID of the hypothesis."""
@@ -152,7 +155,7 @@ class EvidenceRule(Document):
 
 
 class StepBudget(Document):
-    """Budget of one step, within the budget of the plan."""
+    """Budget of a single step. The budget of the plan applies as well."""
 
     max_cost_usd: float | None = Field(default=None, ge=0)
     """Maximum cost of all attempts in USD."""
@@ -233,7 +236,7 @@ class InnerSteps(NamedTuple):
 
 
 class Step(Document):
-    """A unit of work with its contract. It has at most one action. A step without an action is a milestone."""
+    """Unit of work with at most one action. A step without an action is a milestone."""
 
     id: str = Field(pattern=ID_PATTERN)
     """ID of the step. It must be unique within its list. If it ends with `*`, the step is a template. The words
@@ -320,7 +323,7 @@ class Step(Document):
 
     @property
     def tree_access(self) -> Access:
-        """Access to the working tree, which is either set explicitly or derived from the capability."""
+        """Access to the working tree. The default depends on the capability."""
         if self.access is not None:
             return self.access
         if self.episode is not None and self.episode.worktree:

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Remark(Document):
-    """Reason or message from a person, with its author."""
+    """Reason or message from a person."""
 
     text: str = ""
     by: str = "operator"
@@ -88,7 +88,10 @@ def read_text(value: Any) -> Remark:
 
 
 def read_remark(value: Any) -> Remark:
-    """Parse the argument of a signal. This never fails, because a signal cannot return an error."""
+    """Parse the argument of a signal.
+
+    This function never fails, because a signal cannot return an error.
+    """
     try:
         return read_text(value)
     except InvalidRequestError:

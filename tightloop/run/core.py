@@ -40,7 +40,7 @@ class TimelineLine(Value):
 
 
 class TimelinePage(Value):
-    """Page of timeline lines of one Temporal run. Lines are numbered from 0."""
+    """Page of a Temporal run's timeline. Lines are numbered from 0."""
 
     lines: tuple[TimelineLine, ...] = ()
     start: int = 0
@@ -52,7 +52,7 @@ class TimelinePage(Value):
 
 
 class RunTimeline:
-    """Timeline of one Temporal run. The number of lines is limited."""
+    """Timeline of a Temporal run. Only the most recent lines are kept."""
 
     def __init__(self, limit: int = LINES_LIMIT) -> None:
         self._lines: deque[TimelineLine] = deque(maxlen=limit)
@@ -60,16 +60,19 @@ class RunTimeline:
         self._end = self._own = 0
 
     def add(self, line: TimelineLine) -> None:
-        """Append a line. If the limit is reached, drop the oldest line."""
+        """Append a line. If the timeline is full, drop the oldest line."""
         self._lines.append(line)
         self._end += 1
 
     def begin_own(self) -> None:
-        """Mark a reset. All lines so far belong to the run from which this run was reset."""
+        """Treat all existing lines as lines of the run before the reset."""
         self._own = self._end
 
     def page(self, after: int) -> TimelinePage:
-        """Return the lines after the first `after` lines, or after `OWN`. Numbers that are out of range are clamped."""
+        """Return a page of lines, starting after the first `after` lines.
+
+        `OWN` starts at the first line of this run. Out-of-range values are clamped.
+        """
         oldest = self._end - len(self._lines)
         # Clamped instead of refused: a cursor may belong to a previous Temporal run, or point at lines already dropped.
         start = min(max(self._own if after == OWN else after, oldest), self._end)
@@ -82,7 +85,7 @@ PROBLEM_CHARACTERS = 400
 
 
 class Work(Value):
-    """Work in progress, shown to people who want to check whether the run is still alive."""
+    """Description of the running work. It shows people that the run is still alive."""
 
     what: str = ""
     """Description, such as `check 2 of 3: pytest -q`."""
@@ -104,17 +107,17 @@ class Work(Value):
     """True if a pause may interrupt the work. This only loses the time spent on it."""
 
     def describe(self, now: datetime | None = None) -> str:
-        """Describe the work. If `now` is given, include the work's age, otherwise its start time."""
+        """Describe the work, with its age if `now` is given and its start time otherwise."""
         return work_text(self, now)
 
 
 def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return the `waits_for` text of a step, which contains the task queue and when the wait started."""
+    """Return the `waits_for` text for a step that no worker has picked up yet."""
     return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RunCore(Value):
-    """Kernel state of a run. Restoring a checkpoint replaces the policy state but keeps the kernel state."""
+    """Kernel state of a run. Restoring a checkpoint does not change it."""
 
     questions: Questions = Questions.model_construct()
     pause: Question | None = None
@@ -136,7 +139,10 @@ def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
-    """Record a drift. Return the new state and the lines to log, which are empty if the drift is already known."""
+    """Record a drift. Return the new state and the lines to log.
+
+    A drift that is already known is not logged again.
+    """
     if drift is None:
         return core, ()
     # Compared with the drifts before this one is added; afterwards every drift would look like a repetition.
@@ -149,14 +155,17 @@ ResultMode = Literal["auto", "branch", "commits", "tree"]
 
 
 def choose_result_mode(wanted: ResultMode, *, worktree: bool, nested: bool) -> ResultMode:
-    """Return the form for a run. `auto` means `branch` for worktrees. The result of a nested run goes to its parent."""
+    """Return the result mode of a run.
+
+    `auto` means `branch` for worktrees and `tree` otherwise. Nested runs always use `tree`.
+    """
     if nested:
         return "tree"
     return ("branch" if worktree else "tree") if wanted == "auto" else wanted
 
 
 class RunInput(CallerInput):
-    """Input that all runs have in common, in addition to the request."""
+    """Fields that all run inputs have in addition to the request."""
 
     core: RunCore | None = None
     """State that was carried over from the previous Temporal run."""
@@ -182,12 +191,12 @@ class RunInput(CallerInput):
 
     @property
     def executor_name(self) -> str:
-        """Name of the executor to show in lists. It is empty if each step has its own executor."""
+        """Name of the executor to show in lists. Empty if each step has its own executor."""
         return ""
 
     @property
     def goes_on(self) -> bool:
-        """True if the ID has been used before."""
+        """True if an earlier run used the same ID."""
         return self.replace
 
     @model_validator(mode="wrap")
@@ -213,7 +222,7 @@ again.
 
 
 class Evidence(Value):
-    """Facts about a delivered tree that decide whether a success is proven."""
+    """Facts that decide whether a success is proven."""
 
     files_changed: int | None = None
     """Number of files that differ from the initial tree. None if it is unknown."""
@@ -236,7 +245,7 @@ class Evidence(Value):
 
 
 class RunResult(Value):
-    """Result of a run. Each kind of run defines its outcomes and adds its own fields."""
+    """Result of a run. Each kind of run adds its own outcomes and fields."""
 
     outcome: str
     qualifier: str = ""
@@ -253,7 +262,7 @@ class RunResult(Value):
 
     @property
     def headline(self) -> str:
-        """The result in one line, such as `SUCCEEDED, not proven: no check ever failed (all checks pass: 3/3)`."""
+        """One-line summary, such as `SUCCEEDED, not proven: no check ever failed (all checks pass: 3/3)`."""
         return headline(self.outcome, self.qualifier, self.reason)
 
 
@@ -297,7 +306,7 @@ class RunStatus(Value):
 
     @property
     def list_status(self) -> str:
-        """Status to show in lists, which is one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+        """Status to show in lists, one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
         return self.status
 
     @property
@@ -307,10 +316,10 @@ class RunStatus(Value):
 
     @abstractmethod
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return this snapshot, completed with the outcome of the run.
+        """Return a copy of this snapshot that includes the outcome of the run.
 
         Args:
-            result: result as recorded by the run or by Temporal.
+            result: result recorded by the run or by Temporal.
             status: one of `CLOSED_STATUSES`.
         """
 
@@ -331,7 +340,7 @@ Weight = Annotated[float, Field(ge=0.001, le=1000)]
 class Queues(CallerInput):
     """Task queues by capability.
 
-    If a field is empty, the episode's own task queue is used, and activities are started eagerly.
+    If a field is empty, activities start eagerly on the episode's own task queue.
     """
 
     workspace: str = ""
@@ -354,7 +363,7 @@ ATTENTION_SPAN = timedelta(minutes=10)
 
 
 class Urgency(IntEnum):
-    """Temporal priority keys, which apply across projects. Lower values run first, and the default is 3."""
+    """Temporal priority keys, shared by all projects. Lower values run first. The default is 3."""
 
     PERSON_WAITS = 1
     RUNNING = 3
@@ -362,12 +371,12 @@ class Urgency(IntEnum):
 
 
 def urgency(*, last_message_at: datetime | None, now: datetime, is_new: bool) -> Urgency:
-    """Return how urgent the steps of a workflow are.
+    """Return the urgency of a workflow's steps.
 
     Args:
         last_message_at: time of the last message from a person in this run, or None if there was none.
         now: the current time.
-        is_new: whether no work has been done yet.
+        is_new: True if no work has been done yet.
     """
     if last_message_at is not None and now - last_message_at < ATTENTION_SPAN:
         return Urgency.PERSON_WAITS
@@ -380,6 +389,6 @@ def project_of(workspace: str) -> str:
 
 
 def fairness_key(project: str) -> str:
-    """Return the fairness key of a project. It is a digest, because Temporal stores the key in plain text."""
+    """Return the fairness key of a project. The name is hashed because Temporal stores keys in plain text."""
     # "replace": a path with undecodable bytes holds lone surrogates, which strict UTF-8 refuses.
     return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""

@@ -23,7 +23,7 @@ _LEVEL = re.compile(rf"(?:^|[;,] )(\d+ of \d+ steps? (?:skipped|failed|partly do
 
 
 class Facts(NamedTuple):
-    """Facts about a run that ended with a success."""
+    """Facts about a successful run."""
 
     has_checks: bool = True
     """False if the run has no definition of done, so nothing was checked."""
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
 
 
 def qualify(facts: Facts) -> str:
-    """Return the reason why a success is not a plain success, or "" if nothing qualifies it."""
+    """Return the reason why a success is qualified, or "" if it is a plain success."""
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
     steps = "step" if facts.steps == 1 else "steps"
@@ -78,7 +78,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def doubts(facts: Facts) -> tuple[str, ...]:
-    """Return the reasons why passing checks prove nothing about a run's work."""
+    """Return the reasons why a run's passing checks prove nothing."""
     if facts.is_part:
         return ()
     if not facts.has_checks:
@@ -99,10 +99,9 @@ def doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def with_announcements(reason: str, facts: Facts) -> str:
-    """Append to the reason of a success the people who asked for changes only after they were made.
+    """Add changes that were only requested after the fact to the reason for a success.
 
-    A proven success stays a plain success, but the reason mentions this. Only `tightloop verify --strict` rejects its
-    proof.
+    A proven success stays a plain success, but `tightloop verify --strict` rejects its proof.
     """
     if not facts.asked:
         return reason
@@ -111,17 +110,17 @@ def with_announcements(reason: str, facts: Facts) -> str:
 
 
 def is_partial(qualifier: str) -> bool:
-    """Return whether a success left out some of its steps."""
+    """Return whether a successful run left out some of its steps."""
     return bool(_PARTS_LEFT.match(qualifier))
 
 
 def level(qualifier: str) -> str:
-    """Return the short form of a qualifier, without names and reasons, such as `not proven`."""
+    """Return a qualifier without names and reasons, such as `not proven`."""
     return ", ".join(dict.fromkeys(_LEVEL.findall(qualifier)))
 
 
 def label(status: str, qualifier: str) -> str:
-    """Return a status with the short form of its qualifier, such as `succeeded, not proven`."""
+    """Return a status with its short qualifier, such as `succeeded, not proven`."""
     return f"{status}, {short}" if (short := level(qualifier)) else status
 
 
@@ -139,12 +138,12 @@ def is_success(status: str) -> bool:
 
 
 def is_plain_success(status: str, qualifier: str) -> bool:
-    """Return whether a run did all of its work and proved it."""
+    """Return whether a run completed and proved all of its work."""
     return is_success(status) and not qualifier
 
 
 def exit_code(status: str, qualifier: str, *, is_closed: bool) -> int:
-    """Return the exit code of a command that waited for a run with this status."""
+    """Return the exit code for a command that waited for a run with this status."""
     if is_success(status):
         return PLAIN if not qualifier or level(qualifier) == DRY_RUN else QUALIFIED
     return FAILED if is_closed else NEEDS_PERSON

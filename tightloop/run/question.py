@@ -80,7 +80,7 @@ ABOUT_WORK = frozenset(
 
 
 class OptionGroup(StrEnum):
-    """Groups of options, in the order in which they are shown everywhere."""
+    """Groups of options, in display order."""
 
     GO_ON = "go_on"
     """The work continues. Nothing is accepted, and nothing ends."""
@@ -110,7 +110,7 @@ class Option(Value):
 
 
 def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Return the options by group. Within a group, the given order is kept."""
+    """Sort the options by group. The order within a group does not change."""
     groups = tuple(OptionGroup)
     return tuple(sorted(options, key=lambda option: groups.index(option.group)))
 
@@ -173,7 +173,7 @@ class Question(Value):
 
     @property
     def bounded(self) -> "Question":
-        """Copy of the question with bounded texts, a title of one line, and ordered options."""
+        """Copy of the question with shortened texts, a one-line title and sorted options."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
             options=in_order(self.options),
@@ -182,12 +182,15 @@ class Question(Value):
 
     @property
     def markdown(self) -> tuple[str, ...]:
-        """Evidence and the diff of the change in question, as lines of Markdown."""
+        """Evidence and diff of the change, as lines of Markdown."""
         diff = tuple(f"    {line}" for line in self.change.text) if self.change is not None else ()
         return (*(f"- {line}" for line in self.evidence), *(("", *diff) if diff else ()))
 
     def approval(self, answer: Answer, *, asked: bool, files: Iterable[FileVersion] | None = None) -> Approval:
-        """Return the answer as an approval of the change, or of some of its files."""
+        """Convert the answer to an approval of the change.
+
+        If `files` is given, the approval only covers these files.
+        """
         shown = self.change.files if self.change is not None else ()
         return Approval(files=tuple(shown if files is None else files), by=answer.by, at=answer.at, asked=asked)
 
@@ -208,18 +211,18 @@ class Question(Value):
         return tuple(option.name for option in self.options)
 
     def json_for(self, option: str) -> str:
-        """Return the JSON argument of the update `answer` that chooses an option."""
+        """Return the JSON argument of the `answer` update that chooses an option."""
         needed = next((choice.needs_text for choice in self.options if choice.name == option), "")
         return json.dumps({"question": self.id, "option": option} | ({"text": needed} if needed else {}))
 
     @property
     def example(self) -> str:
-        """JSON argument of the update `answer` that chooses the first option."""
+        """JSON argument of the `answer` update that chooses the first option."""
         return self.json_for(self.names[0])
 
     @property
     def chosen(self) -> str:
-        """Option that was agreed on. It is empty while more people have to agree."""
+        """Option that was agreed on. Empty until enough people have agreed."""
         last = self.answers[-1].option if self.answers else ""
         # Distinct names: two answers of one person are one vote.
         people = {answer.by for answer in self.answers if answer.option == last}
@@ -239,7 +242,7 @@ def read_paths(question: Question, text: str) -> tuple[str, ...]:
 
 
 def evidence_of(text: str) -> tuple[str, ...]:
-    """Split a text into lines of evidence. Long lines are split too, so that no part of a line is hidden."""
+    """Split a text into lines of evidence. Long lines are split so that nothing is hidden."""
     lines = [line for line in text.splitlines() if line.strip()]
     return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
 
@@ -268,7 +271,7 @@ class Questions(Value):
     """Number of questions asked so far. It determines the number of the next question."""
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions of these kinds."""
+        """Return the open questions of the given kinds."""
         return tuple(question for question in self.waiting if question.kind in kinds)
 
     def is_open(self, question_id: str) -> bool:
@@ -276,7 +279,7 @@ class Questions(Value):
         return any(question.id == question_id for question in self.waiting)
 
     def defaults(self, text: str = "", by: str = "operator") -> Answers:
-        """Return the default answers of all questions that have one."""
+        """Return the default answers. Questions without a default are skipped."""
         return tuple(
             (question, Answer(question=question.id, option=question.default, text=text, by=by))
             for question in self.waiting
@@ -284,19 +287,22 @@ class Questions(Value):
         )
 
     def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
-        """Add a question. Also return it with its ID and time, and with the lengths of its texts limited."""
+        """Add a question and return it with its ID, its time and shortened texts."""
         # Numbered by all questions ever asked, so that a late answer to `q3` never reaches another question.
         number = self.asked + 1
         opened = question.bounded.evolve(id=f"q{number}", since=now)
         return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
 
     def close(self, *ids: str) -> "Questions":
-        """Remove questions that no longer need to be answered."""
+        """Remove questions that no longer need an answer."""
         left = tuple(question for question in self.waiting if question.id not in ids)
         return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
 
     def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
-        """Record answers. Also return the updated questions. Questions with a `chosen` option are closed."""
+        """Record answers and return the updated questions.
+
+        A question is closed as soon as it has a `chosen` option.
+        """
         accepted = []
         waiting = {question.id: question for question in self.waiting}
         for question, new_answer in answers:
@@ -310,12 +316,14 @@ class Questions(Value):
 
 
 def is_paused(waiting: Iterable[Question]) -> bool:
-    """Return whether any work cannot continue without an answer."""
+    """Return whether any work is blocked until a question is answered."""
     return any(question.blocks for question in waiting)
 
 
 def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow"}') -> AnswerCommand:
-    """Parse the argument of the update `answer`: the name of an option, `option: text`, or an object.
+    """Parse the argument of the `answer` update.
+
+    The argument is the name of an option, `option: text`, or an object.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid. The message shows the example.
@@ -336,7 +344,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
         otherwise: advice to add to the error if no question is open.
 
     Raises:
-        InvalidRequestError: no question is open, the question is unknown or ambiguous, the option does not exist, or
+        InvalidRequestError: the command does not match an open question, its option does not exist, or
             this person's answer cannot count. The message shows a valid answer.
     """
     option_name = command.option.strip().lower()
@@ -362,7 +370,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
 
 
 def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
-    """Reject an unknown option, or an answer that cannot count."""
+    """Raise an error if an answer is invalid or cannot count."""
     option = next((option for option in question.options if option.name == answer.option), None)
     if option is None:
         raise InvalidRequestError(
@@ -398,9 +406,10 @@ def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
 
 
 def _with_paths(question: Question, answer: Answer) -> Answer:
-    """Add the files that an answer selects, if its option takes paths.
+    """Add the selected files to an answer whose option takes paths.
 
-    Reject a text that does not match any of the question's files.
+    Raises:
+        InvalidRequestError: a path or pattern does not match any of the question's files.
     """
     if not any(option.takes_paths for option in question.options if option.name == answer.option):
         return answer
@@ -417,10 +426,12 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
 
 
 def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:
-    """Find questions by ID, step or window. Without a name, find the questions that have the option.
+    """Find questions by ID, step or window.
+
+    Without a name, find the questions that have the option.
 
     Raises:
-        InvalidRequestError: no question matches, or several questions match that do not belong to the same window.
+        InvalidRequestError: no question matches, or the matching questions do not share a window.
     """
     if not questions:
         raise InvalidRequestError(f"answer: no question is open. {otherwise}")
@@ -461,7 +472,7 @@ CHILD_WAITS = "child_waits"
 
 
 class ChildWait(Value):
-    """Open question of a child workflow or one of its descendants."""
+    """Open question of a direct or indirect child workflow."""
 
     workflow_id: str
     """Workflow that receives the answer."""
@@ -482,7 +493,7 @@ class ChildWait(Value):
 
     @property
     def command(self) -> str:
-        """Command that shows how to answer."""
+        """Command that answers the question."""
         return f"tightloop status {self.workflow_id}"
 
 
@@ -496,7 +507,7 @@ class ChildNote(Value):
 
 
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
-    """Return the questions of a workflow in the form that is sent to its parent plan, with limited size."""
+    """Convert a workflow's questions to the form sent to its parent plan. The size is limited."""
     return tuple(_shorten_wait(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
         :WAITS_LIMIT
     ]

@@ -57,7 +57,7 @@ class RequestedChanges(NamedTuple):
         return named or (everything and is_test and path.rpartition("/")[2] != "conftest.py")
 
     def covers_test(self, name: str) -> bool:
-        """Return whether a change to the test with this name was requested. Parameters in the name are ignored."""
+        """Return whether a change to a test was requested. Parameters in the test name are ignored."""
         bare = re.sub(r"\[.*\]$", "", name, flags=re.DOTALL)
         parts = re.split(r"::|[./> ]+", bare)
         return any(test == bare or test in parts[-2:] or bare.endswith(f" {test}") for test in self.tests)
@@ -78,7 +78,7 @@ class RequestedChanges(NamedTuple):
         return any(True for _ in self._removals())
 
     def removes(self, name: str) -> bool:
-        """Return whether the request asks to remove a symbol. Words that describe the symbol count too."""
+        """Return whether the request asks to remove a symbol. The symbol may also be described in words."""
         bare = name.rpartition(".")[2]
         words = [word.lower() for word in _WORD.findall(bare) if len(word) > 2]
         for sentence in self._removals():
@@ -100,18 +100,20 @@ class RequestedChanges(NamedTuple):
         return bool(name) and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", self.goal) is not None
 
     def changes(self, name: str) -> bool:
-        """Return whether the request names a function as the thing to change and does not mention tests that must pass.
+        """Return whether the request names a function to change.
 
-        A short word such as `add` only counts as a name if it is written as one.
+        The result is False if the request mentions tests that must pass. A short word such as `add` only
+        counts if it is in backquotes or followed by a parenthesis.
         """
         is_word = name.isalpha() and name.islower() and len(name) < _NAME_CHARACTERS
         marked = rf"`{name}`|(?<!\w){name}\(" if is_word else rf"(?<!\w){re.escape(name)}(?!\w)"
         return re.search(marked, self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     def wants(self, value: str) -> bool:
-        """Return whether the request names a value only as the desired result, never as the one to get rid of.
+        """Return whether the request mentions a value only as a desired result.
 
-        A text of several words counts if each of its words does.
+        The result is False if the value is also mentioned as something to replace. A text of several words is
+        wanted if each of its words is wanted.
         """
         occurrences = list(re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", self.goal)) if value.strip() else []
         if occurrences:
@@ -120,10 +122,10 @@ class RequestedChanges(NamedTuple):
         return len(words) > 1 and all(self.wants(word) for word in words)
 
     def wants_more_of(self, old: str, new: str) -> bool:
-        """Return whether a text loses a number that the request wants, and gains none that it names after that number.
+        """Return whether a change drops a number that the request wants more than the new numbers.
 
-        In this case the new text does not follow from the request, even if all its values occur there: in
-        "10, 11, 13 -> 11.33", the result is the last one.
+        The number that the request mentions last is the result, as in "10, 11, 13 -> 11.33". A text without
+        this number does not follow from the request, even if the request mentions all of its values.
         """
         before, now = {*_NUMBER.findall(old)}, {*_NUMBER.findall(new)}
         last = max(map(self._last_place, now - before), default=-1)
@@ -146,9 +148,9 @@ def _is_among(names: Iterable[str], path: str) -> bool:
 def find_requested_changes(goal: str) -> RequestedChanges:
     """Return the changes to tests and configuration that a goal asks for.
 
-    A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py", "skip test_clock" or
-    "update the snapshots". If it names files or tests, the request only covers these. Permission without a request,
-    such as "update tests as needed", covers nothing.
+    A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py", "skip
+    test_clock" or "update the snapshots". A sentence that names files or tests covers only those. General
+    permission, such as "update tests as needed", covers nothing.
     """
     general, before = set[str](), list[str]()
     files, added, described, tests = list[str](), list[str](), list[str](), list[str]()
@@ -197,7 +199,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _after_verbs(kinds: Iterable[str], sentence: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind of each verb in a sentence, with the text that follows it."""
+    """Yield the kind of each verb in a sentence, and the text after the verb."""
     for kind in kinds:
         for verb in _PATTERNS[kind].finditer(sentence):
             if _is_word(sentence, verb) and not _PATTERNS["not_before"].search(sentence[: verb.start()]):

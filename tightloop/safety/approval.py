@@ -17,7 +17,7 @@ PATHS_NAMED = 3
 
 
 class FileVersion(Value):
-    """A changed file, with its content before and after the change."""
+    """Content of a changed file before and after the change."""
 
     path: str
     before: str = ""
@@ -27,7 +27,7 @@ class FileVersion(Value):
 
 
 class ShownChange(Value):
-    """The change to which a question refers."""
+    """Change that a question is about."""
 
     files: tuple[FileVersion, ...] = ()
     """Changed files that the question concerns, at most `FILES_LIMIT`."""
@@ -40,7 +40,7 @@ class ShownChange(Value):
 
     @property
     def text(self) -> tuple[str, ...]:
-        """Diff lines to show to people, followed by the command if the diff is longer."""
+        """Diff lines to show. If the diff is longer, the last line names the command that shows all of it."""
         return diff_text(self)
 
 
@@ -64,10 +64,10 @@ class Approval(Value):
 
 
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:
-    """Return the approval that covers a file's change, possibly by combining earlier approvals.
+    """Return the approval that covers a change to a file, or None.
 
-    If several approved steps lead to the content, the weakest answer counts: if a person only let one of the steps
-    pass, the whole change does not count as asked for.
+    Approvals of successive steps can be combined. The weakest approval is then returned: the change only
+    counts as requested if every step was requested.
     """
     reached: dict[str, Approval | None] = {change.before: None}
     for approval in approvals:
@@ -79,5 +79,5 @@ def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approva
 
 
 def with_approval(approvals: tuple[Approval, ...], *more: Approval) -> tuple[Approval, ...]:
-    """Append approvals that are not known yet."""
+    """Append the approvals that are not in the list yet."""
     return tuple(dict.fromkeys((*approvals, *(approval for approval in more if approval.files))))[-APPROVALS_LIMIT:]

@@ -19,7 +19,7 @@ DRIFTS_KEPT = 5
 
 
 class DriftCause(StrEnum):
-    """Cause of file changes that the work did not make."""
+    """Cause of file changes that are not part of the work."""
 
     OUTSIDE = "outside"
     """The files were changed from outside while the run was not paused."""
@@ -32,7 +32,7 @@ class DriftCause(StrEnum):
 
 
 class Drift(Value):
-    """Files on disk that differ from the result of the work, and of which a snapshot is stored."""
+    """Files on disk that differ from the result of the work. A snapshot of the files is stored."""
 
     tree: str = ""
     """The tree that was found."""
@@ -60,7 +60,7 @@ class Drift(Value):
 
     @property
     def named(self) -> str:
-        """The files as part of a sentence, such as `2 files: a.txt, b.txt`."""
+        """Number and names of the files, such as `2 files: a.txt, b.txt`."""
         return drift_files(self)
 
     @property
@@ -70,15 +70,16 @@ class Drift(Value):
 
     @property
     def report(self) -> tuple[str, ...]:
-        """Action taken in response to the drift, and the command that restores changes that were undone."""
+        """Action taken in response to the drift, and the command that restores undone changes."""
         return (self.sentence, *((f"  to restore the changes: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
-    """Add a drift, and return the drifts to show: the last ones of each cause, without caches.
+    """Add a drift and return the drifts to show.
 
-    If drifts occur repeatedly during checks, only the last one is kept, because its command restores the latest files.
-    The same applies to identical drifts of a step, because their command is the same.
+    Caches are skipped, and only the last drifts of each cause are kept. If drifts occur repeatedly during
+    checks, only the last drift is kept, because its command restores the latest files. Identical drifts
+    of a step have the same command, so only the last of them is kept.
     """
     if not drift.count:
         return drifts
@@ -90,9 +91,9 @@ def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
 
 
 def is_news(drifts: tuple[Drift, ...], drift: Drift) -> bool:
-    """Return whether the timeline has to report a drift.
+    """Return whether to report a drift in the timeline.
 
-    Caches are not reported, and repeated drifts are reported only once.
+    Caches are never reported. Repeated drifts are reported only once.
     """
     return bool(drift.count) and not any(_is_repeated(other, drift) for other in drifts)
 
@@ -116,13 +117,13 @@ class DriftAnswer(Value):
     """
 
     def undoes(self, path: str) -> bool:
-        """Return whether a file in the question has to be restored."""
+        """Return whether the person decided to restore this file."""
         is_named = not self.words or any(is_path_named(pattern, path) for pattern in self.words)
         return is_named != self.keep
 
 
 class DriftError(TightloopError):
-    """Files differ from the result of the work, and a person has to decide what to do. Nothing was changed.
+    """Raised if files differ from the result of the work. A person has to decide. Nothing was changed.
 
     Attributes:
         drift: the changed files.
@@ -134,7 +135,7 @@ class DriftError(TightloopError):
 
 
 class PromptPrivacy(StrEnum):
-    """Permitted content of prompts, from the least to the most restrictive level."""
+    """Content allowed in prompts, from the least to the most restrictive level."""
 
     FULL = "full"
     """Prompts may contain everything in the briefing."""
@@ -150,9 +151,10 @@ class PromptPrivacy(StrEnum):
 def prompt_privacy_for(
     workspace: str, projects: Mapping[str, PromptPrivacy], *, default: PromptPrivacy
 ) -> PromptPrivacy:
-    """Return the level of the longest folder that contains the workspace, or the default.
+    """Return the prompt privacy level of a workspace.
 
-    Paths are absolute.
+    The longest folder in `projects` that contains the workspace takes precedence over the default. Paths
+    are absolute.
     """
     path = posixpath.normpath(workspace)
     levels = {posixpath.normpath(folder): level for folder, level in projects.items()}

@@ -27,7 +27,7 @@ _STRICTNESS = tuple(Verdict)
 
 @dataclass(frozen=True)
 class Ruling:
-    """A verdict and the rule behind it."""
+    """Verdict and the rule behind it."""
 
     verdict: Verdict = Verdict.ALLOW
     rule: str = ""
@@ -37,7 +37,7 @@ class Ruling:
 
 
 def strictest(rulings: Iterable[Ruling]) -> Ruling:
-    """Return the strictest of several rulings. If several are equally strict, the first of them is returned."""
+    """Return the strictest ruling. If several rulings are equally strict, return the first."""
     return max(rulings, key=lambda ruling: _STRICTNESS.index(ruling.verdict), default=Ruling())
 
 
@@ -60,7 +60,7 @@ class Topic(StrEnum):
 
 
 class Violation(NamedTuple):
-    """A violated rule, without its location."""
+    """Violated rule, without a location."""
 
     rule: str
     topic: Topic
@@ -70,9 +70,9 @@ class Violation(NamedTuple):
 
 
 class Finding(Value):
-    """A violation with its location and evidence.
+    """Violation with its location and evidence.
 
-    Its size is bounded, and it does not contain secrets or personal data.
+    The size is limited. Secrets and personal data are removed.
     """
 
     rule: str
@@ -98,7 +98,7 @@ class Finding(Value):
 
     @property
     def path(self) -> str:
-        """File that the finding refers to, or another location if it does not refer to a file."""
+        """File that the finding refers to, or another location if there is no file."""
         path, _, number = self.where.rpartition(":")
         return path if number.isdigit() else self.where
 
@@ -137,9 +137,9 @@ def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, wh
 
     Args:
         violation: the rule.
-        at: subject (a path or empty) and raw text of the match, which together determine the fingerprint.
-        evidence: text to show. It is scrubbed by this function.
-        where: location to show to people. The default is the path.
+        at: path (may be empty) and raw text of the match. Both determine the fingerprint.
+        evidence: text to show. This function scrubs the text.
+        where: location to show. The default is the path.
     """
     return Finding(
         **violation._asdict(),
@@ -151,12 +151,12 @@ def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, wh
 
 
 def fingerprint_of(rule: str, at: tuple[str, str]) -> str:
-    """Return a finding's fingerprint. See `make_finding` for `at`."""
+    """Return the fingerprint of a finding. See `make_finding` for `at`."""
     return hashlib.sha256("\0".join((rule, *at)).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
-    """Return the distinct findings of enabled rules, with denied ones first."""
+    """Return the distinct findings of enabled rules. Denied findings come first."""
     # The planner's own no is not a rule that settings can turn off.
     if not rubric.enabled:
         return tuple(finding for finding in findings if finding.topic is Topic.PLANNER)
@@ -171,7 +171,7 @@ def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding
 
 
 def describe_findings(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the title and evidence of a question about findings, including the suggestions."""
+    """Return the title and the evidence of a question about findings. Suggestions are part of the evidence."""
     first, *rest = findings
     more = f" (and {len(rest)} more)" if rest else ""
     resolved = [
@@ -193,7 +193,7 @@ _PLANNER_SAYS_NO = Violation(
 
 
 def planners_own(rationale: str) -> Finding:
-    """Return the finding for a plan that its own planner does not consider aligned."""
+    """Return the finding for a plan that its own planner considers misaligned."""
     text = rationale or "the planner says no and gives no reason"
     return make_finding(_PLANNER_SAYS_NO, at=("", rationale), where="alignment check", evidence=text)
 
@@ -201,7 +201,7 @@ def planners_own(rationale: str) -> Finding:
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
     """Return the findings for an iteration that used too much time.
 
-    A person is asked once per episode, regardless of the amount.
+    A person is asked only once per episode, regardless of the amount.
     """
     parts = (
         ("cpu_time", "processor time", None if cpu_s is None else cpu_s / 60, rubric.cpu_minutes),

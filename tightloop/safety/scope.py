@@ -27,15 +27,15 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
-    """Return whether a pattern matches a path below the root. Raises the same errors as `covers`.
+    """Return whether any pattern matches a path below the root. Raises the same errors as `covers`.
 
-    `*` and `?` match within a folder, and `**` matches across folders. A pattern whose last part does not have a
+    `*` and `?` match within a folder, and `**` matches across folders. A pattern whose last part has no
     wildcard also matches everything below it.
 
     Args:
         patterns: patterns such as `src/**/*.py`.
         path: path relative to the root, with `/` as the separator.
-        folded: whether to ignore case, because `.ENV` is the same file as `.env` on some file systems.
+        folded: whether to ignore case. On some file systems, `.ENV` and `.env` are the same file.
     """
     if folded:
         patterns, path = map(str.casefold, patterns), path.casefold()
@@ -44,7 +44,7 @@ def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
 
 
 def covers(patterns: Iterable[str], path: str) -> bool:
-    """Return whether a pattern matches a path or one of its parent folders.
+    """Return whether any pattern matches a path or one of its parent folders.
 
     Raises:
         InvalidRequestError: a pattern has more than `PATTERN_CHARACTERS` characters.
@@ -53,7 +53,7 @@ def covers(patterns: Iterable[str], path: str) -> bool:
 
 
 def find_excess(patterns: Sequence[str]) -> str:
-    """Return the reason why a list of patterns is too large to match, or ""."""
+    """Return the reason why a list of patterns is too large, or "" if it is not."""
     if len(patterns) > PATTERNS_LIMIT:
         return f"a list must have at most {PATTERNS_LIMIT} patterns, got {len(patterns)}"
     longest = max(patterns, key=len, default="")
@@ -66,7 +66,7 @@ def find_excess(patterns: Sequence[str]) -> str:
 
 
 def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
-    """Return the error in a pattern and its correction, or None if it is valid."""
+    """Return the error in a pattern and its correction, or None if the pattern is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
     from_root = "Write the pattern relative to the root of the tree, for example `src/**`"
@@ -99,7 +99,7 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
 def match_words(pattern: Sequence[str], items: Sequence[str]) -> bool:
     """Return whether a list of words matches a word pattern.
 
-    `*` matches any text within a word. As a whole word, `**` matches any number of words.
+    `*` matches any text within a word. `**` as a whole word matches any number of words.
     """
     return _match(pattern, items, "**", _match_word)
 
@@ -109,9 +109,9 @@ def _match_word(pattern: str, text: str) -> bool:
 
 
 def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
-    """Match a list of items against a pattern, in which `star` matches any number of items.
+    """Match a list of items against a pattern. `star` matches any number of items.
 
-    The time is at most proportional to the product of the lengths.
+    The running time is at most proportional to the product of the lengths.
     """
     at, position, last, tried = 0, 0, -1, 0
     while position < len(items):
@@ -136,7 +136,7 @@ def _matches(patterns: tuple[tuple[str, bool], ...], path: str) -> bool:
 # One expression per list: a path takes half a microsecond, regardless of the number of patterns.
 @lru_cache(maxsize=256)
 def _compile_patterns(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
-    """Compile patterns, and tell for each whether it also matches everything below it."""
+    """Compile patterns. A pattern with a True flag also matches everything below it."""
     if excess := find_excess([max((pattern for pattern, _ in patterns), key=len)]):
         raise InvalidRequestError(excess)
     # pydantic's engine takes linear time; one that backtracks could be made to hang by a pattern of a plan.
@@ -177,7 +177,7 @@ def list_scope_paths(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[s
 def files_in(text: str) -> tuple[str, ...]:
     """Return the words in a sentence that look like files or folders, in order.
 
-    They have a known extension or a trailing slash.
+    Such words have a known extension or a trailing slash.
     """
     # A dot at the start belongs to the name.
     tokens = (token.strip(",;:!?()[]'\"`").rstrip(".,;:!?()[]'\"`") for token in text.split())
@@ -187,9 +187,9 @@ def files_in(text: str) -> tuple[str, ...]:
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
     """Return the changed files that no pattern covers.
 
-    The result is empty if there are no patterns or too many of them. A folder covers everything below it, and `**`
-    covers any folders. A pattern without a slash matches files with that name in any folder. A lock file is covered by
-    its manifest. The time is linear in the lengths for any pattern.
+    The result is empty if there are no patterns or too many of them. A folder covers everything below it,
+    and `**` covers any folders. A pattern without a slash matches files with that name in any folder. A
+    manifest also covers its lock file. The running time is linear in the lengths for any pattern.
     """
     globs = {_anchor_pattern(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
     # Whole paths and bare names only need a lookup.
@@ -249,7 +249,7 @@ def _relative(path: str, roots: tuple[str, ...]) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the expansions of `{a,b}`. Braces with too many alternatives are not expanded."""
+    """Expand `{a,b}` in a pattern. Braces with too many alternatives are not expanded."""
     expanded: list[str] = []
     waiting = [pattern]
     while waiting:
@@ -292,10 +292,11 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address may lead to this host or to a private network. Host names are never private.
+    """Return whether an IP address may lead to this host or to a private network.
 
-    An IPv6 address that represents an IPv4 address (mapped, compatible, translated, NAT64, 6to4, ISATAP) is public only
-    if the IPv4 address is. NAT64 with a prefix of the local network cannot be distinguished from other addresses.
+    Host names are never private. An IPv6 address that represents an IPv4 address (mapped, compatible,
+    translated, NAT64, 6to4, ISATAP) is public only if the IPv4 address is public. NAT64 addresses with a
+    prefix of the local network cannot be recognised.
     """
     try:
         # A zone, as in `fe80::1%eth0`, only selects the interface.
@@ -334,7 +335,7 @@ def _embedded_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 class Tables(NamedTuple):
-    """The tables in a file, by name."""
+    """Patterns, terms and violations from a file, by name."""
 
     patterns: dict[str, re.Pattern[str]]
     terms: dict[str, tuple[str, ...]]
@@ -342,7 +343,7 @@ class Tables(NamedTuple):
 
 
 def read_tables(data: Mapping[str, Any]) -> Tables:
-    """Parse the tables in a file. A violation is named after its rule unless it sets another name."""
+    """Parse the tables in a file. A violation's key is its rule name unless the row sets another name."""
     violations = {
         name: Violation(**{"rule": name, **row, "topic": Topic(row["topic"]), "verdict": Verdict(row["verdict"])})
         for name, row in data["violations"].items()

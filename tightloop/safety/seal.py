@@ -61,7 +61,7 @@ class Seal(NamedTuple):
 
 
 def read_seal(text: str) -> Seal | None:
-    """Parse the text of a seal. Return None if it is invalid."""
+    """Parse a seal. Return None if the text is not a valid seal."""
     parts = text.split(" ")
     if len(parts) != 3 or parts[0] not in _KINDS or not parts[1].isdecimal():
         return None
@@ -79,13 +79,16 @@ class SealedMessage:
 
 @dataclass(frozen=True)
 class RefusedPayload:
-    """Replacement for a result that is not authentic."""
+    """Placeholder for a result that is not authentic."""
 
     reason: str
 
 
 class MessageLog(Value):
-    """Messages that a workflow has accepted, used to detect copies. Subsequent runs inherit it."""
+    """Log of the messages that a workflow has accepted.
+
+    The log is used to detect replayed messages. Subsequent runs inherit the log.
+    """
 
     since: int = 0
     """Time in Unix milliseconds. Messages that were issued before it are refused."""
@@ -93,7 +96,7 @@ class MessageLog(Value):
     """Issue times and nonces of the last messages."""
 
     def refusal(self, seal: Seal, now: int) -> str:
-        """Return the reason for refusing a message, or "".
+        """Return the reason for refusing a message, or "" if the message is accepted.
 
         Args:
             seal: the message's seal.
@@ -114,7 +117,7 @@ class MessageLog(Value):
         return ""
 
     def with_message(self, seal: Seal) -> "MessageLog":
-        """Return the log with a message added to the accepted ones."""
+        """Return a copy of the log that includes another accepted message."""
         # By time of issue, not of arrival, because `since` is compared with the time of issue.
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
@@ -124,13 +127,13 @@ class MessageLog(Value):
 
 
 def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool) -> None:
-    """Reject a start whose seal has another purpose or has expired.
+    """Raise an error if a start has expired or if its seal has another purpose.
 
     Args:
         seal: the seal of the start's payload.
         started: time at which Temporal accepted the start, in Unix milliseconds.
-        is_child: whether another workflow started it.
-        is_continued: whether it follows another run. Only Temporal itself can claim this.
+        is_child: whether another workflow started the workflow.
+        is_continued: whether the workflow continues another run. Only Temporal can set this.
 
     Raises:
         InvalidRequestError: the start is refused.
@@ -160,16 +163,16 @@ _ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
 
 
 def is_id(text: str, longest: int = LONGEST) -> bool:
-    """Return whether a text is a valid id of an episode or a plan."""
+    """Return whether a text is a valid ID for an episode or a plan."""
     # git refuses refs that end with .lock.
     return len(text) <= longest and _ID.fullmatch(text) is not None and not text.endswith(".lock")
 
 
 def check_id(text: str) -> None:
-    """Reject an invalid id of an episode or a plan.
+    """Raise an error if the ID of an episode or a plan is invalid.
 
     Raises:
-        InvalidRequestError: the id could be a path, or git would misinterpret it.
+        InvalidRequestError: the ID could be a path, or git would misinterpret it.
     """
     if not is_id(text):
         raise InvalidRequestError(
@@ -179,7 +182,7 @@ def check_id(text: str) -> None:
 
 
 class Role(StrEnum):
-    """Role of a person. Each role includes the permissions of the previous ones."""
+    """Role of a person. Each role includes the permissions of the roles before it."""
 
     VIEWER = "viewer"
     """May read everything."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AgentSettings(Section):
-    """Startup options and model connection of a coding agent. They apply to the hosts that use these settings."""
+    """Startup options and model connection of a coding agent, on the hosts that use these settings."""
 
     program: str = ""
     """Program name or absolute path. If empty, the agent's usual program is looked up in PATH."""
@@ -50,9 +50,10 @@ class AgentSettings(Section):
 
 
 class AgentSSettings(Section):
-    """Simular's Agent S, which locates the chat box in a screenshot of the window if `chat_key` does not focus it.
+    """Simular's Agent S, which finds the chat box in a screenshot of the window.
 
-    It only returns the position to click. The focus is verified afterwards, as usual.
+    Agent S is used if `chat_key` does not focus the chat box. It only returns the position to click. The
+    focus is verified afterwards, as usual.
     """
 
     python: str = ""
@@ -80,7 +81,7 @@ class AgentSSettings(Section):
 
 
 class WindowSettings(Section):
-    """Editor window that the `cursor-gui` executor may control. It applies to the hosts that use these settings."""
+    """Editor window that the `cursor-gui` executor may control, on the hosts that use these settings."""
 
     driver: Literal["auto", "mac", "applescript", "x11"] = "auto"
     """Window driver. On macOS, `auto` selects `mac` if its libraries are installed, otherwise `applescript`. On Linux,
@@ -196,7 +197,7 @@ class WorkspaceSettings(Section):
 
 
 class SandboxSettings(Section):
-    """Sandbox for the commands of plans and definitions of done."""
+    """Sandbox for commands in plans and definitions of done."""
 
     backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
     """Sandbox backend. `auto` selects `docker` if `image` is set, otherwise `bubblewrap` on Linux or `sandbox-exec` on
@@ -228,7 +229,7 @@ class SandboxSettings(Section):
 
 
 class RoleSettings(Section):
-    """Overrides for one coder role. Omitted fields keep the values from the role's file."""
+    """Overrides for a coder role. Omitted fields keep the values from the role's file."""
 
     tools: tuple[str, ...] = ()
     """Tool names, in the order in which the model sees them. `finish` is always included."""
@@ -347,7 +348,7 @@ HostPattern = Annotated[
 
 
 class PlanSettings(Section):
-    """Secrets that plans may send, and permissions and limits for plans written by a model."""
+    """Secrets that plans may send, and limits for plans written by a model."""
 
     secrets: dict[str, tuple[HostPattern, ...]] = Field(default_factory=dict)
     """Worker environment variables that any plan may use in `secret_headers`, each with its allowed hosts, such as
@@ -405,7 +406,7 @@ class PlanSettings(Section):
 
         Args:
             programs: additional programs that do not need approval.
-            rubric: its deletion limits also apply to plans.
+            rubric: rubric whose deletion limits also apply to plans.
         """
         # Lazy imports, see `Caution` above.
         from tightloop.plan.document import Deletions, PlanBudget
@@ -420,7 +421,7 @@ class PlanSettings(Section):
 
 
 class GateSettings(Section):
-    """Gates that `verify` runs in order. If none are configured, the checks of the project are used."""
+    """Gates that `verify` runs in order. By default, `verify` runs the project's checks."""
 
     checks: tuple[Check, ...] = ()
     """Gates for all projects, such as `pytest -q` or `{run: pytest -q, name: tests, timeout_s: 900}`."""
@@ -436,7 +437,7 @@ class GateSettings(Section):
 
 
 class BudgetSettings(Section):
-    """Default budget of an episode. If a field is null, it is unlimited."""
+    """Default budget of an episode. Null means unlimited."""
 
     max_iterations: Count | None = 15
     """Maximum number of iterations. Each iteration plans, works and checks once."""
@@ -459,7 +460,7 @@ class BudgetSettings(Section):
 
 
 class TrackingSettings(Section):
-    """Detection of episodes that are stuck."""
+    """Settings for detecting stuck episodes."""
 
     pause_after: Count = 4
     """Number of consecutive iterations without progress after which an episode pauses."""
@@ -518,7 +519,7 @@ ALIGNMENT: Mapping[Preset, Mapping[str, float]] = {
 class AlignmentSettings(Rubric, Section):
     """Limits of the alignment rubric.
 
-    They determine which findings, before a hand-off and after the work, need a person's decision.
+    The limits determine which findings need a person's decision before a hand-off and after the work.
     """
 
     preset: PresetName = Preset.NORMAL
@@ -547,12 +548,12 @@ class AlignmentSettings(Rubric, Section):
         return self
 
     def code_rules(self) -> CodeRules:
-        """Return the default code rules with this section's changes."""
+        """Return the default code rules with the changes from this section."""
         return default_rules().with_changes(
             self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled
         )
 
     @property
     def rubric(self) -> Rubric:
-        """The limits, without the additional fields of the settings."""
+        """Limits without the other fields of this section."""
         return Rubric(**{name: getattr(self, name) for name in Rubric.model_fields})

@@ -52,7 +52,7 @@ _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
 
 
 class _Layers:
-    """Settings that were merged from several layers, with the origin of each value."""
+    """Settings merged from several layers, with the origin of each value."""
 
     def __init__(self, model: type[Document]) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class _Layers:
             self.origins[section, field] = origin
 
     def sentences(self, errors: list[ErrorDetails]) -> list[str]:
-        """Convert validation errors to one sentence for each invalid setting."""
+        """Convert validation errors to sentences, one for each invalid setting."""
         first: dict[Keys, str] = {}
         for error in errors:
             path = tuple(str(part) for part in error["loc"][:2])
@@ -121,9 +121,10 @@ class _Layers:
 
 
 def _walk(model: type[BaseModel], location: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
-    """Return the innermost section of a path, the names that lead to it, and the remaining names.
+    """Find the innermost section on a path.
 
-    Entries with user-defined names, such as those of `executor.agents`, also count as sections.
+    Return the section, the names that lead to it, and the remaining names. Entries with user-defined
+    names, such as those of `executor.agents`, also count as sections.
     """
     above: Keys = ()
     rest = tuple(map(str, location))
@@ -139,7 +140,7 @@ def _walk(model: type[BaseModel], location: Iterable[str | int]) -> tuple[type[B
 
 
 def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of the fields. Error messages take the allowed values from them."""
+    """Return the JSON schemas of the fields. Error messages use them to list the allowed values."""
     properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
     return properties
 
@@ -181,9 +182,9 @@ def _sections(name: str, text: str) -> dict[str, Any]:
 
 
 def _from_text(schema: Mapping[str, Any], text: str) -> Any:
-    """Parse an environment variable according to the type of its setting: as YAML or as a comma-separated list.
+    """Parse an environment variable as YAML or as a comma-separated list.
 
-    An empty value means null.
+    The schema of the setting determines the format. An empty value means null.
     """
     if schema.get("type") == "array":
         if text.strip().startswith("["):
@@ -214,7 +215,7 @@ _TYPES = {"string": "a string", "boolean": "true or false", "array": "a list of 
 
 
 def _describe_schema(schema: Mapping[str, Any]) -> str:
-    """Describe the allowed values of a schema."""
+    """Describe the values that a schema allows."""
     if "anyOf" in schema:
         return (
             " or ".join(_describe_schema(option) for option in schema["anyOf"] if option["type"] != "null")
@@ -308,10 +309,10 @@ class Settings(Document):
         return self.evolve(temporal=temporal)
 
     def with_defaults(self, request: Request) -> Request:
-        """Fill in the omitted fields of a request from the settings. The operation is idempotent.
+        """Fill in the omitted fields of a request from the settings. Idempotent.
 
-        Nested models are also merged. For example, a budget with a single limit gets its other limits from the
-        settings.
+        Nested models are merged as well. For example, a budget with a single limit gets its other limits from
+        the settings.
         """
         if isinstance(request, EpisodeRequest | LoopRequest):
             # Only what the caller has set: a default of the model must not win over the settings.
@@ -333,22 +334,22 @@ class Settings(Document):
 
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
-    """Parse one YAML document, then the environment variables.
+    """Parse a YAML document, then the environment variables.
 
     Raises:
-        SettingsError: a setting is unknown or invalid. The error contains one sentence per setting.
+        SettingsError: a setting is unknown or invalid. The error contains one sentence for each setting.
     """
     return combined_settings([("", text)], environ)
 
 
 def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
-    """Parse YAML documents, given as pairs of name and text, then the environment variables.
+    """Parse several YAML documents, then the environment variables.
 
-    Later layers take precedence.
+    Each document is a pair of name and text. Later layers take precedence.
 
     Raises:
-        SettingsError: a setting is unknown or invalid. The error contains one sentence per setting, which names its
-            document or environment variable.
+        SettingsError: a setting is unknown or invalid. The error contains one sentence for each setting,
+            which names its document or environment variable.
     """
     layers = _Layers(Settings)
     for name, text in documents:

@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(Document):
-    """Group of settings that rejects infinity and NaN."""
+    """Group of settings. Infinity and NaN are rejected."""
 
     # YAML has `.inf` and `.nan`, which could never be reached as bounds.
     model_config = ConfigDict(allow_inf_nan=False)
@@ -97,7 +97,7 @@ class TemporalSettings(Section):
 
     @property
     def ui_port(self) -> int:
-        """Port of the Web UI of the embedded server."""
+        """Port of the embedded server's Web UI."""
         return urlsplit(self.ui_url).port or 8233
 
     @property
@@ -138,7 +138,7 @@ class TemporalSettings(Section):
 
 
 class QueueSettings(Section):
-    """Task queues by capability. If a field is empty, the episode's own task queue is used."""
+    """Task queues by capability. An empty field stands for the episode's own task queue."""
 
     workspace: str = ""
     """Queue for git, checks and artifacts, on the host that has the working tree."""
@@ -153,7 +153,7 @@ class QueueSettings(Section):
     """
 
     def fill(self, requested: Queues, project: str) -> Queues:
-        """Fill in the empty queues of a request and set the weight of its project."""
+        """Fill in the empty queues of a request and set the weight of the project."""
         return requested.evolve(
             workspace=requested.workspace or self.workspace,
             llm=requested.llm or self.llm,
@@ -222,9 +222,9 @@ class WorkerSettings(Section):
 
 
 class ServerSettings(Section):
-    """Embedded development server, which listens on the address in `temporal`.
+    """Embedded development server that listens on the address in `temporal`.
 
-    It is not used if you run your own server.
+    Not used if you run your own server.
     """
 
     http_port: int = Field(default=0, ge=0, le=65_535)
@@ -234,7 +234,7 @@ class ServerSettings(Section):
 
 
 class CodecSettings(Section):
-    """Codec server for a cluster (`python -m gateway.ui`). It is not needed with `tightloop up`.
+    """Codec server for a cluster (`python -m gateway.ui`). Not needed with `tightloop up`.
 
     See docs/operate/web-ui.md.
     """
@@ -250,7 +250,7 @@ class CodecSettings(Section):
 
 
 class DatabaseSettings(Section):
-    """Ledger database that several hosts share. Each host also writes its own ledger to its state home."""
+    """Ledger database shared by several hosts. Each host also keeps its own ledger in its state home."""
 
     url: SecretStr = SecretStr("")
     """PostgreSQL URL, such as postgresql://db.example.com/tightloop. Workers copy their hosts' rows to this database,
@@ -275,7 +275,7 @@ NAME = "tightloop.localhost"
 
 
 class GatewaySettings(Section):
-    """Web page and HTTP API, which are served by `tightloop up` or separately by `python -m gateway`."""
+    """Web page and HTTP API, served by `tightloop up` or by `python -m gateway`."""
 
     enabled: bool = True
     """Serve the page and the API with `tightloop up`."""
@@ -298,7 +298,7 @@ class GatewaySettings(Section):
         return self.url or f"http://{NAME if host in LOOPBACK_HOSTS else host}:{port}"
 
     def link(self, temporal: TemporalSettings, workflow_id: str) -> str:
-        """Return the URL of a run on the page. The result is empty if the page is not served."""
+        """Return the URL of a run on the page, or "" if the page is not served."""
         if not (self.url or self.enabled):
             return ""
         return f"{self.page(temporal)}/workflows/{quote(workflow_id, safe='')}"
@@ -343,7 +343,7 @@ class AlertChannel(Section):
 
 
 class AlertSettings(Section):
-    """Alerts that are sent when a run needs a person.
+    """Alerts for runs that need a person.
 
     See docs/operate/alerts.md.
     """
@@ -357,7 +357,7 @@ class AlertSettings(Section):
 
     @property
     def digest_at(self) -> time | None:
-        """Parsed time of the digest, or None if the digest is disabled."""
+        """Time of the digest, or None if the digest is disabled."""
         return time.fromisoformat(self.digest) if self.digest else None
 
 
@@ -367,14 +367,14 @@ PromptPrivacyLevel = Annotated[
 
 
 class ProjectPrivacy(Section):
-    """Privacy settings for the workspaces in a folder."""
+    """Privacy settings for all workspaces in a folder."""
 
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
     """Content that prompts about these workspaces may include."""
 
 
 class PrivacySettings(Section):
-    """Content that Temporal and model services are allowed to see.
+    """Content that Temporal and model services may see.
 
     See docs/trust/privacy.md.
     """
@@ -415,9 +415,10 @@ class PrivacySettings(Section):
 
 
 class RemoteSettings(Section):
-    """S3-compatible bucket for copies of checkpoints. The settings must be the same for all workers.
+    """S3-compatible bucket for copies of checkpoints.
 
-    If a host is lost, another host can continue from the copies. See docs/operate/host-loss.md.
+    If a host is lost, another host can continue from the copies. All workers must use the same settings.
+    See docs/operate/host-loss.md.
     """
 
     bucket: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$")] = ""
@@ -495,11 +496,13 @@ class RetentionSettings(Section):
 
     @property
     def every(self) -> timedelta | None:
-        """Interval between scheduled garbage collections, or None if they are not scheduled."""
+        """Interval between scheduled garbage collections, or None if scheduling is disabled."""
         return None if self.every_h is None else timedelta(hours=self.every_h)
 
     def used_share(self, *, held_bytes: int, free_bytes: int, disk_bytes: int) -> float:
-        """Return the used fraction of the tighter limit: 1 if the limit is reached, 0 if there are no limits.
+        """Return the used fraction of the tighter disk limit.
+
+        The result is 1 if a limit is reached and 0 if there are no limits.
 
         Args:
             held_bytes: size of the state home.
@@ -516,7 +519,7 @@ class RetentionSettings(Section):
 
 
 class MemorySettings(Section):
-    """Storage and search of the memory, which contains failures and their solutions."""
+    """Settings for storing and searching the memory of failures and their solutions."""
 
     enabled: bool = True
     """Record failures in the memory, and let planners and the coder read it."""

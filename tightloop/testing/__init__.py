@@ -24,7 +24,7 @@ The report is bounded to about 40 kB. It typically has 1 to 3 kB for the tests o
 
 
 class AcceptedTest(Value):
-    """A test that demonstrably can fail."""
+    """Test with proof that it can fail."""
 
     test: str
     """Node id without parameters, such as `tests/test_a.py::test_b`."""
@@ -42,14 +42,14 @@ class AcceptedTest(Value):
 
     @property
     def proof(self) -> str:
-        """Evidence that the test can fail, as text."""
+        """Evidence that the test can fail."""
         parts = ["fails on the tree before the change"] if self.fails_before else []
         parts += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
         return " and ".join(parts)
 
 
 class RefusedTest(Value):
-    """Test that does not count, with the reason."""
+    """Test that does not count, and the reason."""
 
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
@@ -58,7 +58,7 @@ class RefusedTest(Value):
 
 
 class ChangedCoverage(Value):
-    """Coverage of the changed executable lines by the accepted tests. An import is enough to execute `def` lines."""
+    """Coverage of changed executable lines by the accepted tests. Imports already cover `def` lines."""
 
     covered: int = 0
     total: int = 0
@@ -67,7 +67,7 @@ class ChangedCoverage(Value):
 
 
 class GateReport(Value):
-    """Result of the test gate for one change."""
+    """Result of the test gate for a change."""
 
     accepted: tuple[AcceptedTest, ...] = ()
     refused: tuple[RefusedTest, ...] = ()
@@ -83,7 +83,7 @@ class GateReport(Value):
 
 
 class Outcome(StrEnum):
-    """Way in which a single run of a test ended."""
+    """Outcome of a single run of a test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -95,7 +95,7 @@ class Outcome(StrEnum):
 
 
 class Run(Value):
-    """Result of one run of one test, which is alone in its process."""
+    """Result of running a test once, alone in a process."""
 
     id: str
     outcome: Outcome
@@ -123,7 +123,7 @@ class Run(Value):
 
 
 class Item(Value):
-    """A collected test, or one case of a collected test."""
+    """Collected test, or one of its cases."""
 
     id: str
     function: str
@@ -165,7 +165,7 @@ class Session(Value):
     """End of the output, if the session did not produce any results."""
 
     def runs(self, function_ids: Iterable[str]) -> dict[str, list[Run]]:
-        """Return the runs of tests without mutants, by id."""
+        """Return the runs of the given tests by ID. Runs with mutants are not included."""
         id_set = frozenset(function_ids)
         runs_by_id: dict[str, list[Run]] = {}
         for run in self.plain:
@@ -175,12 +175,14 @@ class Session(Value):
 
 
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
-    """Return whether a failure proves that the test detects the difference from its passing run.
+    """Return whether a failure proves that the test can detect a difference.
 
-    This is the case if the test itself makes the assertion. It is not the case if the code under test makes it or
-    raises an unexpected exception, even inside one of the test's exception handlers, or if the project's hooks alter
-    results. On a line on which the test expects an exception (`expecting`) and the changed code raised it, a different
-    exception counts as no exception.
+    The failure only counts if the test itself makes the failing assertion. It does not count if the code
+    under test makes the assertion or raises an unexpected exception, even inside one of the test's
+    exception handlers. It does not count either if the project's hooks change the results.
+
+    `expecting` contains the lines on which the test expects an exception. If the passing run raised an
+    exception on such a line, a different exception there counts as a failure of the test.
     """
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False
@@ -209,7 +211,7 @@ class ChangedLines(NamedTuple):
 
 
 def changed_lines(old: str, new: str) -> ChangedLines:
-    """Find the changed lines by comparing two texts line by line."""
+    """Compare two texts line by line and return the changed lines."""
     before, after = old.splitlines(), new.splitlines()
     start = 0
     # Strip what is equal at both ends first: the comparison below takes quadratic time.
@@ -232,7 +234,7 @@ def changed_lines(old: str, new: str) -> ChangedLines:
 
 
 def touched_bodies(tree: ast.Module, changed: ChangedLines) -> frozenset[int]:
-    """Return the body lines of the innermost functions that have changed or removed lines."""
+    """Return the body lines of all functions that have changed or removed lines."""
     body_lines: set[int] = set()
     for function in functions_of(tree):
         body = frozenset(range(function.body[0].lineno, (function.end_lineno or 0) + 1))

@@ -25,7 +25,7 @@ _EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqu
 class Claim(StrEnum):
     """Strength of an assertion.
 
-    If all assertions are weak, the first one in this order is the reason that is reported.
+    If all assertions of a test are weak, the first value in this order is reported as the reason.
     """
 
     NAMED = "The test only asserts that a name exists. Call it, and assert what it returns or does."
@@ -40,7 +40,7 @@ _METHODS = {"assertIsNotNone": Claim.THERE, "assertIsInstance": Claim.THERE, "as
 
 
 def functions_with_values(tree: ast.Module) -> frozenset[str]:
-    """Return the names of classes, and of functions whose results are not booleans."""
+    """Return the names of classes and of functions that do not return a boolean."""
     values = {function.name for function in functions_of(tree) if not _is_boolean(function)}
     return frozenset(values | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
 
@@ -48,7 +48,7 @@ def functions_with_values(tree: ast.Module) -> frozenset[str]:
 def claims_of(test: FunctionNode, values: frozenset[str]) -> Iterator[Claim]:
     """Yield the claim of each assertion in a test or a helper.
 
-    `values` are functions whose results are not booleans.
+    `values` are the names from `functions_with_values`.
     """
     claims = _Claims(test, values)
     for node in ast.walk(test):
@@ -81,7 +81,7 @@ class _Claims:
         self._assignments, self._values = _find_assignments(test), values | _VALUES
 
     def of_method(self, name: str, args: list[ast.expr]) -> Claim:
-        """Return the claim of a unittest method. Other methods, such as those of mocks, count as strong."""
+        """Return the claim of a unittest method. Unknown methods, such as those of mocks, count as strong."""
         if name in _METHODS:
             return _METHODS[name]
         if name in {"assertTrue", "assertFalse"} and args:
@@ -91,7 +91,7 @@ class _Claims:
         return self._of_equality(args[0], args[1]) if name in _EQUAL and len(args) > 1 else Claim.STRONG
 
     def of(self, claim: ast.expr) -> Claim:
-        """Return how much an asserted expression claims about the result."""
+        """Return the strength of an asserted expression."""
         match claim:
             case ast.BoolOp(values=values):
                 return weakest({self.of(value) for value in values})
@@ -154,7 +154,7 @@ class _Claims:
 
 
 def weakest(claims: set[Claim]) -> Claim:
-    """Combine the claims of a test's assertions. The result is strong if any of the claims is."""
+    """Combine the claims of a test's assertions. The result is strong if any claim is strong."""
     if Claim.STRONG in claims:
         return Claim.STRONG
     return next((claim for claim in Claim if claim in claims), Claim.STRONG)
@@ -163,7 +163,7 @@ def weakest(claims: set[Claim]) -> Claim:
 def _find_assignments(test: FunctionNode) -> dict[str, ast.expr]:
     """Return the values of names that are assigned once.
 
-    Names are omitted if a later side effect could be the subject of the test.
+    A name is omitted if a later side effect could be the subject of the test.
     """
     nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
     last_call_line = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
@@ -213,7 +213,7 @@ _MACHINERY = frozenset({
 
 
 class JudgedTests(NamedTuple):
-    """Findings about a test that do not require running it."""
+    """Static findings about a test."""
 
     asserts: bool
     """True if the test itself contains an assertion."""
@@ -251,7 +251,9 @@ def names_of(tree: ast.Module) -> frozenset[str]:
 
 
 def read_tests(path: str, source: str, known_code: Known) -> dict[str, JudgedTests]:
-    """Return the findings for each test, by node id without parameters. Helpers count as part of their callers.
+    """Return the static findings for each test, by node ID without parameters.
+
+    Helpers count as part of the tests that call them.
 
     Raises:
         SyntaxError: this version of Python cannot parse the file.
@@ -294,7 +296,7 @@ def _tests(path: str, body: Sequence[ast.stmt]) -> Iterator[tuple[str, FunctionN
 
 
 def _find_used_helpers(test: FunctionNode, helpers: dict[str, FunctionNode]) -> list[FunctionNode]:
-    """Return the helpers that a test uses, directly and indirectly."""
+    """Return the helpers that a test uses directly or indirectly."""
     used_helpers: dict[str, FunctionNode] = {}
     waiting: list[FunctionNode] = [test]
     while waiting:

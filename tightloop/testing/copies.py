@@ -31,7 +31,7 @@ _UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
 
 
 class Pattern(NamedTuple):
-    """A function's code without names and constants."""
+    """Code of a function without its names and constants."""
 
     name: str
     body: tuple[str, ...]
@@ -42,7 +42,7 @@ class Pattern(NamedTuple):
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
-    """Return the patterns of the touched functions that are long enough to be recognised."""
+    """Return the patterns of the changed functions that are long enough to recognise."""
     patterns = []
     for function in functions_of(tree):
         if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
@@ -60,9 +60,9 @@ def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...
 def find_copied_function(
     test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
 ) -> str:
-    """Return the name of a function whose code is repeated by a test or its helpers, or "".
+    """Return the name of a function whose code the test or its helpers repeat, or "".
 
-    Calls of `names` are the subject of the test.
+    `names` are the functions that the test calls in order to test them. Such calls do not count.
     """
     parts = [list(_body(part)) for part in (test, *helpers)]
     operations = _operations((test, *helpers), names)
@@ -128,7 +128,7 @@ def _tokens(node: ast.AST) -> Iterator[str]:
 
 
 def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
-    """Return the functions, methods and operators that the code uses to compute values."""
+    """Return the functions, methods and operators that the code uses for computations."""
     operations: set[str] = set()
     for node in (node for part in parts for node in ast.walk(part)):
         match node:
@@ -152,7 +152,7 @@ def _contains(tokens: Sequence[str], piece: Sequence[str]) -> bool:
 
 
 def _share(code: Sequence[str], tokens: Sequence[str]) -> float:
-    """Return the share of the code that also occurs in other code."""
+    """Return the share of the code that also occurs in `tokens`, from 0 to 1."""
     if not code:
         return 0.0
     blocks = SequenceMatcher(None, tokens, code, autojunk=False).get_matching_blocks()

@@ -35,7 +35,7 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that is known about the tests in a change: static findings and runs."""
+    """Static findings and runs of the tests in a change."""
 
     after: Session
     before: Session | None = None
@@ -115,7 +115,7 @@ class _Test:
         )
 
     def _unusable(self) -> str:
-        """Return the reason why the test cannot count at all, or ""."""
+        """Return the reason why the test cannot count, or ""."""
         if self._reading.refused:
             return self._reading.refused
         if not self._runs:
@@ -136,7 +136,7 @@ class _Test:
         return ""
 
     def _before(self) -> list[Run]:
-        """Return the failures before the change that count as proof."""
+        """Return the failures before the change that prove that the test can fail."""
         evidence = self._evidence
         if evidence.before is None or self._reading.names_only:
             return []
@@ -158,7 +158,7 @@ class _Test:
         return [entry for run in self._green.values() for entry in run.lines.items()]
 
     def _find_killed_mutants(self) -> dict[int, tuple[Run, Run]]:
-        """Return the mutants that were killed, each with the failing run and the passing run."""
+        """Return the killed mutants, each with the failing run and the passing run."""
         if self._reading.weak:
             return {}
         killed: dict[int, tuple[Run, Run]] = {}
@@ -170,7 +170,7 @@ class _Test:
         return killed
 
     def _explain_missing_proof(self) -> str:
-        """Explain why there is no proof that the test can fail."""
+        """Return the reason why there is no proof that the test can fail."""
         evidence, reading = self._evidence, self._reading
         if reading.weak:
             return reading.weak
@@ -211,10 +211,11 @@ class _Test:
 
 
 def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
-    """Explain why no test in a new file shows that something is missing, or return "" if one does.
+    """Explain why no test in a new file shows that something is missing.
 
-    A test shows it by failing in its own assertion. `session` contains the runs on the tree without any work. There,
-    each test must either pass or fail; a test that breaks, for example because of a wrong import, would never pass.
+    Return "" if a test fails in its own assertion. `session` contains the runs on the tree before any
+    work. On this tree, each test must either pass or fail. A test that breaks, for example because of a
+    wrong import, would never pass.
     """
     if refused := _list_uncollected_files(Evidence(after=session, tests=(path,)), session.collected or Collection()):
         return refused[0].reason
@@ -236,7 +237,7 @@ def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: 
 
 
 def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[RefusedTest]:
-    """Return the test files that contain no tests, each with the reason."""
+    """Return the test files that contain no tests, each with a reason."""
     after = evidence.after
     collected_paths = {item.path for item in collected.items}
     problems = dict(collected.problems)

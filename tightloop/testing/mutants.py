@@ -50,7 +50,7 @@ _MESSAGES = frozenset({"debug", "info", "warning", "error", "exception", "critic
 
 
 class Weight(IntEnum):
-    """Priority of a mutant when there is not enough time for all of them."""
+    """Priority of a mutant, used if there is not enough time to run all mutants."""
 
     LOGIC = 0
     VALUE = 1
@@ -67,7 +67,7 @@ class Replacement(NamedTuple):
 
 
 def find_replacements(node: ast.AST) -> Iterator[Replacement]:
-    """Yield the possible replacements for a node or for a part of it."""
+    """Yield the possible replacements for a node or a part of the node."""
     match node:
         case ast.Compare() | ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
             yield from _operators(node)
@@ -148,9 +148,9 @@ def _calls(node: ast.Call) -> Iterator[Replacement]:
 
 
 def _is_new(receiver: ast.expr) -> bool:
-    """Return whether a receiver may be an object that is equal only to itself.
+    """Return whether a receiver may be an object that is only equal to itself.
 
-    In that case, even `f(1) == f(1)` would detect the mutant.
+    Even `f(1) == f(1)` would then detect the mutant.
     """
     return isinstance(receiver, ast.Call) or (
         isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", "super"}
@@ -174,7 +174,7 @@ def _statements(node: ast.stmt) -> Iterator[Replacement]:
 
 
 def is_message(node: ast.AST) -> bool:
-    """Return whether a statement only prints or logs something, which is rarely tested."""
+    """Return whether a statement only prints or logs. Such statements are rarely tested."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
             return name in _MESSAGES
@@ -197,7 +197,7 @@ SHOWN_CHARACTERS = 60
 
 
 class Mutant(NamedTuple):
-    """A single edit of a file that keeps its line numbers."""
+    """Single edit of a file that does not change any line numbers."""
 
     path: str
     line: int
@@ -213,7 +213,7 @@ class Mutant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Location and description, for the author of the tests."""
+        """Location and description of the mutant, for the author of the tests."""
         return f"{self.path}:{self.line}: {self.what}"
 
 
@@ -227,8 +227,8 @@ class _StatementContext(NamedTuple):
 def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant, ...]:
     """Return the mutants of the changed lines, in source order.
 
-    Docstrings, annotations, decorators, `__all__`, and code that is only meant for type checkers or scripts are not
-    mutated.
+    Docstrings, annotations, decorators and `__all__` are not mutated. Code that is only meant for type
+    checkers or scripts is not mutated either.
 
     Raises:
         SyntaxError: this version of Python cannot parse the source.
@@ -260,7 +260,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Choose at most `limit` mutants in the order of `Weight`, starting with one per line."""
+    """Choose at most `limit` mutants in the order of `Weight`. Each line gets one mutant first."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
@@ -272,7 +272,7 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
 
 
 def _visit_nodes(node: ast.AST, position: _StatementContext) -> Iterator[tuple[ast.AST, _StatementContext]]:
-    """Yield the nodes that may be mutated, each with the lines of its statement."""
+    """Yield the nodes that may be mutated, each with the context of its statement."""
     if _is_left_alone(node):
         return
     if isinstance(node, ast.stmt | ast.excepthandler):

@@ -37,10 +37,10 @@ class _Frozen(BaseModel):
     def evolve(self, **changes: Any) -> Self:
         """Return a copy with the given fields changed.
 
-        Types are checked by `deploy/mypy_evolve.py`; values are not validated again.
+        `deploy/mypy_evolve.py` checks the types. Values are not validated again.
 
         Raises:
-            TypeError: a name is not a field. `model_copy` would silently accept it.
+            TypeError: a name is not a field. `model_copy` would silently accept the name.
         """
         unknown = changes.keys() - type(self).model_fields.keys()
         if unknown:
@@ -53,7 +53,10 @@ class _Frozen(BaseModel):
 
     @classmethod
     def of(cls, other: BaseModel, **changes: Any) -> Self:
-        """Create an instance from the fields shared with another model, such as a request from an input."""
+        """Create an instance from the matching fields of another model.
+
+        For example, create a request from an input.
+        """
         # Unlike `evolve` this validates, because the other model may have other bounds.
         shared = {name: getattr(other, name) for name in cls.model_fields if name in type(other).model_fields}
         return cls(**(shared | changes))
@@ -65,15 +68,15 @@ _shared: Callable[[frozenset[str]], set[str]] = cache(set)
 class Value(_Frozen):
     """Frozen value that is sent through Temporal.
 
-    Unknown fields are ignored, and every field added later needs a default. The reason is that old histories are
-    replayed with new code, and new histories may reach old workers.
+    Unknown fields are ignored, and new fields need a default. The reason is that new code replays old
+    histories, and old workers may receive new histories.
     """
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Sparse(Value):
-    """Value that is sent in large numbers. Its JSON omits fields that have their default value."""
+    """Value that is sent in large numbers. Fields with default values are omitted from its JSON."""
 
     @model_serializer(mode="wrap", when_used="json")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 @cache
 def build_models() -> None:
-    """Build the validators of all imported values, so that no workflow task has to wait for them."""
+    """Build the validators of all imported values, so that workflow tasks do not have to wait for this."""
     left: list[type[BaseModel]] = [_Frozen]
     while left:
         model = left.pop()
@@ -99,15 +102,15 @@ def build_models() -> None:
 
 
 class Document(_Frozen):
-    """Frozen value written by a person (settings, CLI input). Unknown fields are rejected."""
+    """Frozen value written by a person, such as settings or CLI input. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def digest(text: str) -> str:
-    """Return the length and digest of a text that must not be shown.
+    """Return the length and the digest of a text that must not be shown.
 
-    Logs and traces use the same form, so that a digest from one can be found in the other.
+    Logs and traces use the same format, so that a digest from a log can be found in the traces.
     """
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
@@ -122,7 +125,7 @@ _KINDS = {
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return `field: problem, not value` for the first invalid field."""
+    """Describe the first invalid field as `field: problem, not value`."""
     first = error.errors()[0]
     field, kind = ".".join(str(part) for part in first["loc"]) or "the input", first["type"]
     if kind == "missing":
@@ -140,14 +143,14 @@ def first_problem(error: ValidationError) -> str:
 
 
 def is_path_named(pattern: str, path: str) -> bool:
-    """Return whether a word matches a path exactly, as a parent folder, or as a pattern with `*`."""
+    """Return whether a pattern matches a path exactly, as a parent folder, or with `*`."""
     return pattern == path or path.startswith(f"{pattern.rstrip('/')}/") or fnmatchcase(path, pattern)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the start of `text`, at most `limit` characters, with a mark where it was cut.
+    """Return the start of `text`, at most `limit` characters. A mark shows the cut.
 
-    A secret is never cut in two, because half of it would not be recognized.
+    A secret is never cut in two, because half of it would not be recognised.
     """
     if len(text) <= limit:
         return text
@@ -156,7 +159,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the end of `text`, at most `limit` characters, with a mark where it was cut.
+    """Return the end of `text`, at most `limit` characters. A mark shows the cut.
 
     Tools usually print the cause last. A secret is never cut in two.
     """
@@ -167,7 +170,10 @@ def clip(text: str, limit: int) -> str:
 
 
 def last_lines(text: str, limit: int) -> str:
-    """Return the last whole lines of `text`, at most `limit` characters. Only a line that is longer itself is cut."""
+    """Return the last complete lines of `text`, at most `limit` characters.
+
+    A line is only cut if the line alone exceeds the limit.
+    """
     if len(text) <= limit:
         return text
     # With the character before: it shows whether the first line is whole.
@@ -179,7 +185,10 @@ def last_lines(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Shorten a text to its start and end, at most `limit` characters in total. Two thirds of them are for the end."""
+    """Shorten a text to at most `limit` characters by removing its middle.
+
+    Two thirds of the result come from the end of the text.
+    """
     if len(text) <= limit:
         return text
     start = limit // 3
@@ -187,7 +196,7 @@ def abridge(text: str, limit: int) -> str:
 
 
 def split(text: str, limit: int) -> Iterator[str]:
-    """Split a text into pieces of at most `limit` characters each. A longer secret stays in one piece."""
+    """Split a text into pieces of at most `limit` characters. A longer secret is not split."""
     while len(text) > limit:
         before, after = _cut_around_secret(text, limit)
         # A secret at the very start leaves no cut before it, so it is taken as a whole.
@@ -197,7 +206,10 @@ def split(text: str, limit: int) -> Iterator[str]:
 
 
 def _cut_around_secret(text: str, at: int) -> tuple[int, int]:
-    """Return the cut positions before and after a secret that spans `at`; both are `at` if there is no such secret."""
+    """Return the cut positions before and after a secret that spans `at`.
+
+    Both positions are `at` if there is no such secret.
+    """
     start = max(at - AROUND_CUT, 0)
     for span in find_secrets(text[start : at + AROUND_CUT]):
         if start + span.start < at < start + span.end:
@@ -211,7 +223,7 @@ FIND_PACKED = "SELECT content FROM artifact WHERE sha256 = ?"
 
 
 class ArtifactRef(Sparse):
-    """Reference to stored bytes, which is sent through Temporal instead of the content."""
+    """Reference to stored bytes. Temporal only receives the reference."""
 
     sha256: str
     """Digest of the bytes, 64 hexadecimal digits. It is also the key in the store."""
@@ -237,7 +249,7 @@ def pack(content: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Decode a packed artifact. Damaged data is returned as empty bytes, whose hash does not match."""
+    """Decode a packed artifact. Return empty bytes if it is damaged, so that the hash check fails."""
     try:
         return zlib.decompress(packed)
     except zlib.error:
@@ -250,7 +262,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 
 
 def read_seconds(text: str) -> float | None:
-    """Parse a number with a unit into seconds; return None for any other form."""
+    """Parse a number with a time unit. Return the number of seconds, or None for any other text."""
     match = _FORM.fullmatch(text.strip())
     return float(match[1]) * UNITS[match[2]] if match else None
 
@@ -293,7 +305,7 @@ class CallerInput(Value):
 
 
 def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
-    """Return the JSON length of a value, or of some of its fields, in characters.
+    """Return the number of JSON characters in a value, or in some of its fields.
 
     Raises:
         InvalidRequestError: the value contains an object that has no JSON form.
@@ -309,11 +321,11 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
 
 
 def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:
-    """Yield a sentence for each field name that does not exist in the model or its parts.
+    """Yield a sentence for each field that does not exist in the model or a nested model.
 
     Args:
         model: model that the document will be parsed into.
-        document: parsed JSON or YAML. Nothing is yielded unless it is a mapping.
+        document: parsed JSON or YAML. Nothing is yielded if it is not a mapping.
         above: dotted path of the document within its parent.
     """
     if not isinstance(document, dict):
@@ -352,7 +364,7 @@ class LruCache(Generic[K, V]):
             return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Store a value, evicting the least recently used value if the cache is full."""
+        """Store a value. If the cache is full, evict the least recently used value."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)

@@ -26,22 +26,22 @@ _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
 class AtLeast(NamedTuple):
-    """Minimum value of an argument, for use in its annotation: `Annotated[int, AtLeast(1)]`."""
+    """Minimum value of an argument, for use in annotations: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
 
 class Hint(NamedTuple):
-    """Advice that is added to the error if an argument has the wrong type."""
+    """Advice added to the error if an argument has the wrong type."""
 
     sentence: str
 
 
 def checks_arguments(owner: type[T]) -> type[T]:
-    """Check the arguments of all public methods against their annotations (class decorator).
+    """Class decorator that checks the arguments of public methods against their annotations.
 
-    A wrong argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator is created,
-    not when its first value is requested.
+    A wrong argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator
+    is created, not when its first value is requested.
     """
     # A copy, because the loop changes the class.
     for name, member in list(vars(owner).items()):
@@ -80,8 +80,7 @@ def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def _read(annotation: str, module: str) -> Any:
     """Resolve an annotation that is stored as text.
 
-    Names that are only imported for type checkers are looked up in the package, which loads their modules at this
-    point.
+    Names that are only imported for type checkers are looked up in the package. This loads their modules.
     """
     namespace = vars(sys.modules[module])
     package = sys.modules[namespace["__package__"]]
@@ -134,7 +133,7 @@ def _problem(value: Any, kind: Any) -> str:
 
 
 def _choices(kind: Any, rules: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield each allowed type with its rules."""
+    """Yield each type that an annotation allows, with its rules."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         yield from _choices(parts[0], (*rules, *parts[1:]))

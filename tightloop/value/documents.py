@@ -12,7 +12,7 @@ DEPTH_LIMIT = 100
 
 
 class BoundsError(yaml.MarkedYAMLError):
-    """The text expands to too many values, or to an infinite structure."""
+    """Raised if a text expands to too many values or to an infinite structure."""
 
     def __init__(self, problem: str, position: Any, suggestion: str) -> None:
         super().__init__(problem=problem, problem_mark=position, note=suggestion or None)
@@ -22,7 +22,7 @@ class BoundsError(yaml.MarkedYAMLError):
 
 
 class Bounds:
-    """Counts the values in a text based on parser events, before any value is created."""
+    """Counts the values in a text before any value is created, based on parser events."""
 
     def __init__(self) -> None:
         self._values = 0
@@ -34,7 +34,7 @@ class Bounds:
         self._levels: list[int] = [0]
 
     def add(self, event: Any) -> None:
-        """Count the values that a parser event stands for.
+        """Count the values that a parser event creates.
 
         Raises:
             BoundsError: a limit is exceeded, or an alias refers to itself.
@@ -92,7 +92,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Return the data in a single YAML 1.1 document.
+    """Load a single YAML 1.1 document.
 
     Raises:
         yaml.YAMLError: the text is not valid YAML or exceeds the limits.

@@ -58,7 +58,7 @@ class Rule(NamedTuple):
 
 
 def luhn(digits: str) -> bool:
-    """Return whether the check digit is correct (ISO/IEC 7812-1, annex B)."""
+    """Return whether the check digit of a number is correct (ISO/IEC 7812-1, annex B)."""
     total = 0
     for position, digit in enumerate(reversed(digits)):
         value = int(digit) * (1 + position % 2)
@@ -67,13 +67,13 @@ def luhn(digits: str) -> bool:
 
 
 def iban(text: str) -> bool:
-    """Return whether the check digits are correct (ISO 13616, mod 97-10)."""
+    """Return whether the check digits of an IBAN are correct (ISO 13616, mod 97-10)."""
     moved = text[4:] + text[:4]
     return 15 <= len(text) <= 34 and int("".join(str(int(letter, 36)) for letter in moved)) % 97 == 1
 
 
 def entropy(text: str) -> float:
-    """Return the Shannon entropy in bits per character."""
+    """Return the Shannon entropy of a text, in bits per character."""
     return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values()) if text else 0.0
 
 
@@ -115,7 +115,10 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[_.\-/][A-Za-z]+)*\d?|[\d.]+|(?:sha\d+|md5)[:-
 
 
 def _is_assigned_secret(match: re.Match[str]) -> bool:
-    """Return whether the value is literal. `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets."""
+    """Return whether the value is a literal secret.
+
+    `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets.
+    """
     value = match["value"]
     if match["after"] == "(" or _REFERENCE.match(value) or _WORDS.fullmatch(value):
         return False
@@ -123,7 +126,7 @@ def _is_assigned_secret(match: re.Match[str]) -> bool:
 
 
 def _is_rest_of_key(match: re.Match[str]) -> bool:
-    """Return whether the value is the remainder of a key rather than of a word, path, digest or call."""
+    """Return whether the value looks like the rest of a key, not of a word, path, digest or call."""
     value = match["value"]
     kinds = (str.isupper, str.islower, str.isdigit)
     return all(any(map(kind, value)) for kind in kinds) and entropy(value) >= LEAST_ENTROPY_CUT
@@ -149,7 +152,7 @@ def _rule(anchors: Iterable[str] = (), rest: str = "", pattern: str = "", accept
 
 
 class _Rules:
-    """Compiled rules from `scrub_rules.toml`, which are loaded when the first text is scrubbed."""
+    """Compiled rules from `scrub_rules.toml`, loaded when the first text is scrubbed."""
 
     def __init__(self) -> None:
         data = read_toml("tightloop.value", "scrub_rules.toml")
@@ -168,7 +171,7 @@ _rules = cache(_Rules)
 
 
 class SecretMatch(NamedTuple):
-    """Match of a rule in a text: its span and the rule's name."""
+    """Match of a rule in a text, with its span and the rule's name."""
 
     start: int
     end: int
@@ -245,8 +248,9 @@ class Scrubber:
     """Replaces rule matches and known secrets.
 
     Args:
-        secrets: literal secrets, such as this process's API keys. Secrets shorter than `SHORTEST_KNOWN` are ignored.
-        kind: prefix of the names of the rules to apply, such as `secret:`; empty to apply all rules.
+        secrets: literal secrets, such as this process's API keys. Secrets shorter than `SHORTEST_KNOWN`
+            are ignored.
+        kind: name prefix of the rules to apply, such as `secret:`. If empty, all rules apply.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, kind: str = "") -> None:
@@ -273,7 +277,7 @@ class Scrubber:
         return "".join((*parts, text[end:])) if parts else text
 
     def model(self, value: "M", keep: frozenset[str] = frozenset()) -> "M":
-        """Return a copy with all texts scrubbed, except fields named in `keep`."""
+        """Return a copy of a model with all texts scrubbed, except for the fields in `keep`."""
         changed = {
             name: new
             for name in type(value).model_fields
@@ -282,7 +286,7 @@ class Scrubber:
         return value.model_copy(update=changed) if changed else value
 
     def _deep(self, value: Any, keep: frozenset[str]) -> Any:
-        """Scrub a value recursively, returning the same object if nothing matched."""
+        """Scrub a value recursively. Return the same object if nothing matched."""
         if type(value) is str:
             new = self(value)
             return value if new == value else new

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def read_toml(package: str, name: str) -> dict[str, Any]:
-    """Parse a TOML file of an installed package, which may be zipped."""
+    """Parse a TOML file in an installed package. The package may be zipped."""
     # Lazy import: clients import the modules with tables but read few of them, and `resources` pulls in archives and
     # temporary files.
     import tomllib

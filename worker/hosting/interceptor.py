@@ -73,7 +73,8 @@ class Attempt:
     def is_lost(self) -> bool:
         """True if the attempt was cancelled only because of a missed heartbeat.
 
-        This is reported by Temporal, or by the SDK, which times out the attempt itself while Temporal is unreachable.
+        Temporal reports the missed heartbeat. While Temporal is unreachable, the SDK times out the attempt
+        itself.
         """
         # Compared as a whole: any further flag, such as a requested cancellation, means that the work must stop.
         return self.cancellation in (
@@ -92,7 +93,7 @@ class Attempt:
 
 
 class Work:
-    """An activity's running work, shared by its attempts."""
+    """Running work of an activity, shared by the activity's attempts."""
 
     details: Sequence[Any] = ()
     """Details of the work's last heartbeat."""
@@ -111,7 +112,7 @@ class Work:
         return time.monotonic() > self._ends_by
 
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Return the reason why the work should stop, or None if it should continue. Can be called from any thread."""
+        """Return the reason to stop the work, or None if the work should continue. Can be called from any thread."""
         attempt = self.attempt
         if self._is_unwanted or self.is_late:
             return attempt.cancellation or ActivityCancellationDetails(timed_out=True)
@@ -127,9 +128,10 @@ class WorkRegistry:
     """One worker's running work."""
 
     def __init__(self, client: Client | None) -> None:
-        """Store the client, which tells whether a workflow still waits for work that has no attempt.
+        """Store the client.
 
-        If `client` is None, such work is never wanted.
+        The client is used to check if a workflow still waits for work that has no attempt. If `client` is
+        None, such work is stopped.
         """
         self._client = client
         self._running: dict[Key, Work] = {}
@@ -143,8 +145,8 @@ class WorkRegistry:
         Args:
             attempt: the attempt that waits for the result.
             perform: starts the work.
-            beat: sends a heartbeat for the attempt with the work's details.
-            in_thread: whether the work polls for cancellation because it cannot be interrupted.
+            beat: sends a heartbeat for the attempt, with details of the work.
+            in_thread: True if the work cannot be interrupted and has to poll for cancellation.
 
         Raises:
             CancelledError: Temporal gave up on the attempt. The work continues if another attempt may follow.
@@ -203,7 +205,7 @@ class WorkRegistry:
             self._results.popitem(last=False)
 
     async def _watch(self, work: Work) -> None:
-        """Stop work that has lost its attempt once its workflow no longer waits for the result."""
+        """Stop work that has lost its attempt when the workflow no longer waits for the result."""
         lost = work.attempt
         while work.attempt is lost and not work.task.done():
             if work.is_late or lost.is_shut_down or not await self._is_wanted(lost):
@@ -213,7 +215,7 @@ class WorkRegistry:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _is_wanted(self, attempt: Attempt) -> bool:
-        """Return whether the workflow still waits for the activity. Assume so while Temporal is unreachable."""
+        """Return whether the workflow still waits for the activity. Return True while Temporal is unreachable."""
         if self._client is None:
             return False
         execution = WorkflowExecution(workflow_id=attempt.info.workflow_id or "", run_id=attempt.key[1])
@@ -261,7 +263,8 @@ class ActivityInterceptor(Interceptor):
     ) -> None:
         """Store the host's scope, the client and the presence.
 
-        Without `home`, all requests are accepted. Without `client`, no attempt joins an earlier one.
+        Without `home`, all requests are accepted. Without `client`, attempts do not join the work of earlier
+        attempts.
         """
         self.home, self.client, self.presence, self.works = home, client, presence, WorkRegistry(client)
 
@@ -307,9 +310,9 @@ class _Inbound(ActivityInboundInterceptor):
                 raise as_application_error(error) from error
 
     async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:
-        """Check an activity's request and then do its work.
+        """Check the request of an activity, then run the activity.
 
-        Heartbeats are sent during the work if the activity has a heartbeat timeout.
+        If the activity has a heartbeat timeout, heartbeats are sent while it runs.
         """
         attempt = Attempt()
         # Repeat the previous attempt's details: they would be lost if this attempt died before its first own heartbeat.
@@ -350,8 +353,9 @@ class _Inbound(ActivityInboundInterceptor):
 async def leave_sticky_queue(client: Client) -> None:
     """Let any worker take the next task of this activity's workflow.
 
-    The previous attempt may have died with the worker that caches the workflow. Otherwise, that worker's sticky queue
-    would have to time out first. If the worker is alive, it only loses its cache.
+    The previous attempt may have died with the worker that caches the workflow. Without this call, that
+    worker's sticky queue would have to time out first. If the worker is still alive, it only loses its
+    cache.
     """
     info = activity.info()
     execution = WorkflowExecution(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "")
@@ -361,14 +365,14 @@ async def leave_sticky_queue(client: Client) -> None:
 
 
 def check_request(arguments: Sequence[Any]) -> EpisodeScope:
-    """Check an activity's request and return its scope.
+    """Check the request of an activity and return its scope.
 
-    Only a workflow with a valid id may make a request, and only for itself, because ids become parts of paths and git
-    refs.
+    A workflow must have a valid id and may only make requests for itself, because ids become parts of
+    paths and git refs.
 
     Raises:
-        InvalidRequestError: an id is malformed or belongs to another workflow, or the workspace is not an absolute
-            path.
+        InvalidRequestError: an id is malformed or belongs to another workflow, or the workspace is not an
+            absolute path.
     """
     workflow_id = activity.info().workflow_id
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
@@ -392,7 +396,7 @@ def without_secrets(result: Any) -> Any:
 
 
 def as_application_error(error: TightloopError) -> ApplicationError:
-    """Convert an error to a Temporal failure whose type is the name of the error's class."""
+    """Convert an error to a Temporal failure. The failure type is the name of the error's class."""
     delay = error.retry_after if isinstance(error, PlannerUnavailableError) else None
     details: tuple[Any, ...] = error.homes if isinstance(error, WorkspaceElsewhereError) else ()
     if isinstance(error, DriftError):

@@ -56,7 +56,7 @@ class Notes(NamedTuple):
 
 
 class Presence:
-    """This process's notes, and the detection of dead processes."""
+    """Keeps notes about this process and detects dead processes."""
 
     def __init__(self, folder: Path, client: Client, tenure: str = "", key: str = "") -> None:
         """Choose the process's identity.
@@ -127,7 +127,7 @@ class Presence:
             logger.warning("a crash of this process can only be detected by missed heartbeats: %s", error)
 
     def _close(self) -> None:
-        """Close the notes but keep their file, because Temporal may not know yet that an activity has ended."""
+        """Close the notes, but do not delete the file. Temporal may not know yet that an activity has ended."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -144,7 +144,7 @@ class Presence:
                 self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
 
     def _write_all(self) -> None:
-        """Rewrite the notes file without its old entries."""
+        """Rewrite the notes file and remove old entries."""
         assert self._file is not None
         now = time.time()
         self._ended = {workflow_id: at for workflow_id, at in self._ended.items() if at > now - RECENT_SECONDS}
@@ -192,7 +192,7 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
-            """Fail the activities that the dead process ran for one workflow, and return how many there were."""
+            """Fail the activities that the dead process ran for one workflow. Return the number of activities."""
             async with slots:
                 service, namespace = self._client.workflow_service, self._client.namespace
                 execution = WorkflowExecution(workflow_id=workflow_id)
@@ -232,7 +232,7 @@ class Presence:
 
 
 def _make_failure(identity: str) -> Failure:
-    """Create the heartbeat timeout error that Temporal would report later anyway."""
+    """Create the heartbeat timeout failure that Temporal would otherwise report later."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
         source=FOUND_BY_WORKER,
@@ -241,7 +241,10 @@ def _make_failure(identity: str) -> Failure:
 
 
 def _lock_dead_notes(path: Path) -> int | None:
-    """Open and lock a dead process's notes. Return None if the process is alive or another one handles the notes."""
+    """Open and lock a dead process's notes.
+
+    Return None if the process is alive or another process is handling the notes.
+    """
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -291,7 +294,7 @@ class WorkerQueries:
     """Version of this process's workers, and therefore of the workflows that make the queries."""
 
     async def count(self, queue: str) -> int:
-        """Count the workers on a task queue that would receive an activity from a workflow of this version."""
+        """Count the workers on a task queue that can receive activities from workflows of this version."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return sum(worker.gets_new_work or worker.version == self.version for worker in workers)
 
@@ -301,9 +304,9 @@ class WorkerQueries:
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started a workflow's newest run.
+        """Return the id of the workflow that started the latest run of another workflow.
 
-        The id is empty if there is no parent or the workflow is unknown.
+        Return "" if the other workflow is unknown or has no parent.
         """
         return await Calls(self.client).parent_of(workflow_id)
 

@@ -48,10 +48,10 @@ M = TypeVar("M", bound=Message)
 
 
 class _Instance(_WorkflowInstanceImpl):
-    """Workflow instance that copies the parts it needs from the activation message.
+    """Workflow instance that copies the parts of the activation message that it needs.
 
-    A reference to part of a protobuf message keeps the whole message in memory, including its decoded payloads. That
-    would be 19 kB per workflow.
+    A reference to part of a protobuf message keeps the whole message in memory, including its decoded
+    payloads. This would take 19 kB per workflow.
     """
 
     def __init__(self, det: WorkflowInstanceDetails) -> None:
@@ -64,7 +64,7 @@ class _Instance(_WorkflowInstanceImpl):
 
 
 class LeanRunner(UnsandboxedWorkflowRunner):
-    """Runs workflows without the sandbox and without keeping their activation messages in memory."""
+    """Runs workflows without the sandbox. Activation messages are not kept in memory."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         instance: WorkflowInstance = cast("Any", _Instance)(det)
@@ -80,7 +80,10 @@ def _copy(message: M) -> M:
 
 
 async def give_memory_back(every: float = TRIM_S) -> None:
-    """Return freed memory to the operating system periodically, because glibc keeps free blocks below used ones."""
+    """Return freed memory to the operating system periodically.
+
+    This is necessary because glibc keeps free blocks that are below used blocks.
+    """
     while True:
         await asyncio.sleep(every)
         await asyncio.to_thread(trim)
@@ -123,13 +126,13 @@ async def verify_search_attributes(client: Client) -> None:
 
 
 async def need_common_keys(client: Client, settings: Settings) -> None:
-    """Refuse to start if workers on the same task queue use a different encryption key.
+    """Raise an error if workers on the same task queue use a different encryption key.
 
     The workers would take each other's tasks, and episodes would fail.
 
     Raises:
-        SettingsError: another worker on the task queue uses a key that is missing here, or only one of the two workers
-            encrypts.
+        SettingsError: another worker on the task queue uses a key that is missing here, or only one of
+            the two workers encrypts.
     """
     calls, queue = Calls(client), settings.temporal.task_queue
     pollers = await workers_on(calls, queue)
@@ -175,7 +178,7 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
 
 
 async def warn_of_missing(client: Client, settings: Settings, *, without: str = "") -> None:
-    """Log a warning for each missing kind of worker that episodes would have to wait for."""
+    """Log a warning for each missing kind of worker that episodes need."""
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
             logger.warning("episodes will have to wait: %s", sentence)
@@ -190,12 +193,15 @@ its workflow task's slot."""
 
 
 def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
-    """Build the tuner for a task queue's slots. Activity slots are either fixed or limited by memory and CPU usage.
+    """Build the tuner for a task queue's slots.
+
+    Activity slots are either fixed or limited by memory and CPU usage.
 
     Args:
-        settings: `target_memory` and `target_cpu` are the fractions of usage up to which activities are accepted.
-        slots: number of activity slots, or the maximum if targets are set. A single slot, e.g. for a screen, stays
-            fixed.
+        settings: `target_memory` and `target_cpu` are the fractions of usage up to which activities are
+            accepted.
+        slots: number of activity slots, or the maximum number if targets are set. A single slot is always
+            fixed, e.g. for a screen.
     """
     fixed, workflows = FixedSizeSlotSupplier(TASKS), FixedSizeSlotSupplier(WORKFLOW_TASKS)
     activities: FixedSizeSlotSupplier | ResourceBasedSlotSupplier = FixedSizeSlotSupplier(slots)
@@ -227,7 +233,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
 
 
 def version_of(settings: WorkerSettings) -> str:
-    """Return the workers' version in Temporal's notation. The version is empty if workers are not versioned."""
+    """Return the workers' version in Temporal's notation, or "" if workers are not versioned."""
     return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
 
 

@@ -46,7 +46,7 @@ ENDED_MOST = 20
 
 
 class Tenure(Value):
-    """An uninterrupted lease on a host's name, shared by the processes of a state home."""
+    """Uninterrupted lease on a host's name. All processes of a state home share the lease."""
 
     id: str
     """Start time and a random part. The id of an earlier tenure sorts first."""
@@ -68,7 +68,9 @@ class TenureShare:
     """File descriptor of the locked file."""
 
     async def wait_for_others(self, client: Client) -> None:
-        """Wait until no other tenure uses this host's names, because a dead one may still be listed for a few seconds.
+        """Wait until no other tenure uses this host's names.
+
+        A dead tenure may still be listed for a few seconds.
 
         Raises:
             SettingsError: another tenure is alive.
@@ -130,8 +132,8 @@ class TenureShare:
         """Check periodically that no other tenure uses this host's names.
 
         Raises:
-            SettingsError: another tenure started at the same time and was first, or took over while this process could
-                not reach Temporal, e.g. while the machine was asleep.
+            SettingsError: another tenure started at the same time and was first. It may also have taken over
+                while this process could not reach Temporal, e.g. while the machine was asleep.
         """
         calls, first_pollers = Calls(client), dict[str, Poller]()
         # Not the monotonic clock, which stops while the machine sleeps.
@@ -155,7 +157,7 @@ class TenureShare:
                     raise self._refusal(other)
 
     async def _find_other_workers(self, calls: Calls) -> dict[str, Poller]:
-        """Return the workers that use this host's names but belong neither to this tenure nor to one that has ended."""
+        """Return the workers of other tenures that use this host's names. Tenures that have ended are skipped."""
         own_ids = {self.tenure.id, *self.tenure.ended}
         return {
             f"{queue} {poller.identity}": poller
@@ -224,7 +226,7 @@ def _join(settings: Settings) -> TenureShare:
 
 
 def _lock(descriptor: int, home: Path, name: str) -> None:
-    """Acquire the shared lock. If no other process holds the lock, start a tenure first.
+    """Acquire the shared lock. Start a tenure first if no other process holds the lock.
 
     Raises:
         SettingsError: the file system does not support locks, or another process holds an exclusive lock.
@@ -290,7 +292,7 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return the time for which a worker must be silent before it counts as dead."""
+    """Return the time after which a silent worker counts as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
@@ -304,7 +306,7 @@ HOST_CHECKS, HOST_CHECK_SECONDS = 10, 0.5
 
 @dataclass(frozen=True)
 class HostScope:
-    """A worker's host. Decides what the worker accepts from task queues that are shared with other hosts."""
+    """Host of a worker. Decides which requests the worker accepts from shared task queues."""
 
     queues: tuple[str, ...]
     """This host's task queues, starting with its own. See `tightloop.host.identity`."""
@@ -319,7 +321,8 @@ class HostScope:
         """Check that a request belongs to this host.
 
         Raises:
-            WorkspaceElsewhereError: the request belongs to another host. The workflow then tries that host.
+            WorkspaceElsewhereError: the request belongs to another host. The workflow then tries the other
+                host.
         """
         if activity_type in ANYWHERE:
             return
@@ -343,7 +346,7 @@ class HostScope:
     async def _find_others(self) -> tuple[str, ...]:
         """Return the task queues of hosts that have workspaces.
 
-        Waits a few seconds for a worker that has just started.
+        If there are none, wait a few seconds for a worker that has just started.
         """
         for _ in range(HOST_CHECKS):
             if queues := await self.workspace_queues():
@@ -355,17 +358,17 @@ class HostScope:
         """Check that no other host has taken over the episode. Called before deliveries and records.
 
         Raises:
-            FencedError: another host has taken over.
-            SettingsError: no remote store is configured here.
+            FencedError: another host has taken over the episode.
+            SettingsError: no remote store is configured on this host.
             ServiceUnavailableError: the remote store does not respond. This error is retryable.
         """
         if scope.epoch and activity_type in EPOCH_CHECKED:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
-        """Return an activity's result.
+        """Add this host's queue to an activity's result if the activity opened a workspace.
 
-        If the activity opened a workspace, record this host's queue as the workspace's home.
+        The queue is the workspace's home.
         """
         if isinstance(result, OpenResult):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)

@@ -47,10 +47,11 @@ async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -
 async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
     """Send every due digest that has not been sent yet, oldest first.
 
-    If the process dies between sending a digest and recording this, the digest is sent again with the same id.
+    If the process dies after sending a digest but before recording it, the digest is sent again with the
+    same id.
 
     Returns:
-        True if no channel needs another try.
+        True if no channel needs another attempt.
 
     Raises:
         WorkspaceLockedError: another process on this host is sending digests.
@@ -111,7 +112,7 @@ class _DigestDelivery:
     now: datetime
 
     async def send(self, newest: date) -> bool:
-        """Send the digests that are due on one channel. Return False if any of them must be sent again later."""
+        """Send the digests that are due on one channel. Return False if a digest must be sent again later."""
         last = self.memory.last_days.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
             begin = datetime.combine(day, self.at, UTC)

@@ -165,7 +165,7 @@ WEEK = timedelta(days=7)
 
 
 async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
-    """Record the ends of workflows in the ledger until cancelled, starting with those of the last week."""
+    """Record ended workflows in the ledger until cancelled. The first round covers the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
         started = datetime.now(UTC)
@@ -180,7 +180,7 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
 
 
 def enter_end(ledger: Ledger, run: Execution) -> None:
-    """Record that a run ended, unless the ledger already has this or a newer run of the workflow."""
+    """Record the end of a run, unless the ledger already has this end or a newer run of the workflow."""
     if run.refused or run.status == CONTINUED:
         return
     try:
@@ -213,7 +213,7 @@ def _enter_all(ended: tuple[Execution, ...]) -> None:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """An activity call from a history."""
+    """Activity call that was read from a history."""
 
     activity: str
     scope: EpisodeScope
@@ -235,9 +235,9 @@ class _Open:
 async def calls_of(
     client: Client, workflow_id: str, run_id: str, converter: DataConverter
 ) -> AsyncIterator[RecordedCall]:
-    """Yield a run's calls that create ledger entries, in order of completion.
+    """Yield a run's activity calls that create ledger entries, in order of completion.
 
-    Events that a reset copied are attributed to the run that they were copied from.
+    Events that were copied by a reset are attributed to the original run.
     """
     codec = converter.payload_codec
     reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))

@@ -51,7 +51,7 @@ _REVISION = re.compile(r"revision-\d+")
 
 @dataclass
 class RecoveryCounts:
-    """Numbers of entries that were recovered, by kind."""
+    """Number of recovered entries of each kind."""
 
     workflows: int = 0
     checkpoints: int = 0
@@ -72,7 +72,7 @@ class RecoveryCounts:
 
 
 def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> RecoveryCounts:
-    """Add workflows that only the project stores still know to the ledger. Idempotent."""
+    """Recover workflows that are only in the project stores, and add them to the ledger. Idempotent."""
     recovered = RecoveryCounts()
     there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
@@ -193,7 +193,7 @@ class _Project:
         return states
 
     def _goal(self, episode: str) -> str:
-        """Return the goal in an episode's newest delivery. The goal is empty if nothing was delivered."""
+        """Return the goal in an episode's newest delivery, or "" if nothing was delivered."""
         path = self._folder / "outbox.db"
         try:
             # Read-only: a worker may be writing to it, and a missing file must not be created.
@@ -232,7 +232,7 @@ LAST_TRY = timedelta(seconds=5)
 
 @asynccontextmanager
 async def forwarding(settings: Settings) -> AsyncIterator[None]:
-    """Forward new ledger rows to `database.url` during the block. Do nothing if that setting is empty."""
+    """Forward new ledger rows to `database.url` during the block. Do nothing if the setting is empty."""
     url = settings.database.url.get_secret_value()
     if not url:
         yield
@@ -274,17 +274,17 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
 
 
 async def rebuild(client: Client, settings: Settings) -> str:
-    """Rebuild this host's ledger from everything that Temporal knows. Existing entries are kept.
+    """Rebuild this host's ledger from the workflows in Temporal. Existing entries are kept.
 
-    This is safe while workers are running. Workflows that Temporal has deleted are recovered from this host's stores if
-    possible; see `recover`.
+    This is safe while workers are running. Workflows that Temporal has deleted are recovered from this
+    host's stores if possible. See `recover`.
 
     Returns:
         Human-readable summary.
 
     Raises:
-        ServiceUnavailableError: Temporal does not answer.
-        SettingsError: a key is missing here.
+        ServiceUnavailableError: Temporal does not respond.
+        SettingsError: a key is missing on this host.
     """
     ledger = local_ledger()
     is_new = await asyncio.to_thread(ledger.last_event) == 0
@@ -330,7 +330,7 @@ def _enter(
     identity: HostIdentity,
     entered: list[tuple[int, int, float]],
 ) -> bool:
-    """Add the entries for an activity call on this host to the ledger, and record the new events' ids."""
+    """Add the ledger entries of an activity call on this host, and record the ids of new events."""
     home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)
     # Calls before the workspace was bound name no host; then the project's folder on this host decides.
     if (home and home not in host_queues) or not state_folder(Path(entry.scope.workspace)).is_dir():

@@ -61,7 +61,10 @@ TRIAL_TIMEOUT = timedelta(minutes=30)
 
 
 class Proof:
-    """An episode's baseline and proof. Its methods raise `EpisodeOver` when success is proven or accepted."""
+    """Baseline and proof of an episode.
+
+    The methods raise `EpisodeOver` when success is proven or accepted.
+    """
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
@@ -69,7 +72,7 @@ class Proof:
     async def begin(self) -> BeginResult:
         """Run the checks for the baseline, and store the initial tree with its untracked files.
 
-        If drafts are enabled, a model drafts hidden scenarios first. This happens only once.
+        If drafts are enabled, a model first drafts hidden scenarios. This happens only once.
         """
         record = self._record
         drafts, goal = await self._draft(), record.request.goal
@@ -141,7 +144,7 @@ class Proof:
             pass
 
     async def _prove(self) -> bool:
-        """Prove the current tree once. Return whether to prove it again because scenarios were withdrawn."""
+        """Prove the current tree once. Return True if scenarios were withdrawn, which requires another proof."""
         record = self._record
         self._points.enter(EpisodePhase.PROVING)
         proved = await self._points.do(
@@ -219,12 +222,12 @@ class Proof:
 
     @property
     def _is_outdated(self) -> bool:
-        """Return whether a person has edited files, amended the request or asked for more since the checks ran."""
+        """True if a person has edited files, amended the request or asked for more since the checks ran."""
         state = self._record.state
         return state.checked_tree != state.tree or bool(state.asked_for)
 
     async def _review(self, proved: ProveResult) -> ProveResult:
-        """Have a model review a proven change, and return the proof, with the review if there is one."""
+        """Have a model review a proven change. Return the proof with the review, if there is a review."""
         record = self._record
         if record.request.planner == HEURISTIC:
             record.log("review", "the change was not reviewed, because the heuristic planner does not use a model")
@@ -265,15 +268,15 @@ class Proof:
 
 
 class FailingCheck:
-    """Search for a check that fails, if all checks pass before the first plan."""
+    """Search for a failing check if all checks pass before the first plan."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def find(self) -> None:
-        """Let the planner's model write a check that fails, or ask the person at the terminal.
+        """Let the planner's model write a failing check, or ask the person at the terminal.
 
-        Without such a check, the checks only guard against regressions.
+        Without a failing check, the checks only guard against regressions.
         """
         record = self._record
         problem = ""
@@ -339,14 +342,16 @@ class FailingCheck:
 
 
 class Iteration:
-    """The steps of one iteration, each run at a safe point."""
+    """Steps of one iteration. Each step runs at a safe point."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
         self._record, self._points, self._proof = record, points, proof
         self._failing_check = FailingCheck(record, points)
 
     async def check_unseen_tree(self) -> None:
-        """Run the checks if they have not run on the current tree: at the start, after edits or after an amendment.
+        """Run the checks if they have not run on the current tree.
+
+        This is the case at the start, after edits and after an amendment.
 
         Raises:
             EpisodeOver: the checks pass, this counts as success, and the proof holds.
@@ -384,7 +389,7 @@ class Iteration:
             await self._points.apply_decision(decision)
 
     async def plan(self) -> PlanningOutcome:
-        """Return a plan that may be carried out. If a person rejects a plan, ask for a new one."""
+        """Return a plan that may be carried out. If a person rejects a plan, request a new plan."""
         record = self._record
         while True:
             await self.check_unseen_tree()
@@ -514,7 +519,7 @@ class Iteration:
 
 
 class Delivery:
-    """Delivery of plans to an episode's executor."""
+    """Delivers plans to an episode's executor."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
@@ -649,7 +654,7 @@ class Delivery:
         await self._points.back_off(wait)
 
     def _log_stand_in(self, report: ExecutorReport) -> None:
-        """Log that a fallback executor was used, once for each reason."""
+        """Log that a fallback executor was used. Each reason is logged only once."""
         if not report.executor:
             return
         why = "; ".join(report.passed_over)

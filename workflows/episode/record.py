@@ -26,7 +26,7 @@ P = ParamSpec("P")
 
 
 class EpisodeRecord(Run):
-    """One run of an episode. Other classes read the request and the state, and change them only through these methods.
+    """State of an episode run. Other classes only change the state through these methods.
 
     Attributes:
         request: the request with its amendments.
@@ -61,7 +61,7 @@ class EpisodeRecord(Run):
 
     @property
     def queues(self) -> Queues:
-        """The request's task queues. A move changes them."""
+        """Task queues of the request. A move to another host changes the queues."""
         return self.request.queues
 
     @property
@@ -89,7 +89,7 @@ class EpisodeRecord(Run):
 
     @property
     def goes_on(self) -> bool:
-        """True if the input belongs to an id that was used before."""
+        """True if an earlier run used the same ID."""
         return self.given.goes_on
 
     def enter_closed_phase(self) -> None:
@@ -97,14 +97,14 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
     def report_missing_worker(self, what: str) -> None:
-        """Log that no worker runs the executor, and alert people. The episode continues when such a worker starts."""
+        """Log that the executor has no worker, and alert people. The episode continues when a worker starts."""
         self.log("waits", what)
         self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Request a move to another host after the current host has been silent for the configured time.
+        """Request a move to another host, because the current host has been silent for too long.
 
-        Returns False if the run has closed or is already ending.
+        Return False if the run has closed or is already ending.
         """
         if not self.is_running or self.is_leaving:
             return False
@@ -112,7 +112,10 @@ class EpisodeRecord(Run):
         return True
 
     def ask(self, question: Question) -> Question:
-        """Open a question. Questions about the work also show why checks fail and the executor's last words."""
+        """Open a question.
+
+        Questions about the work also show the reasons for failing checks and the executor's last words.
+        """
         if question.kind in ABOUT_WORK:
             evidence = about_work(self.state, question.evidence, output=f"tightloop output {self.id}")
             question = question.evolve(evidence=evidence)
@@ -123,7 +126,7 @@ class EpisodeRecord(Run):
     def apply(
         self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        """Replace the state with the result of a pure function of the state."""
+        """Replace the state with the result of a pure function."""
         self.state = change(self.state, *arguments, **named)
 
     def replace(self, state: EpisodeState) -> None:
@@ -131,7 +134,7 @@ class EpisodeRecord(Run):
         self.state = state
 
     def amend(self, request: EpisodeRequest) -> None:
-        """Replace the episode's request with an amended one."""
+        """Replace the request with an amended request."""
         self.request = request
 
     def bind(self, home: str) -> None:
@@ -140,7 +143,7 @@ class EpisodeRecord(Run):
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
     def move(self, target: MoveTarget) -> None:
-        """Switch to another host and a new epoch. At this point, the new host has not taken over yet."""
+        """Switch to another host and start a new epoch. The new host has not taken over yet."""
         queues = self.request.queues
         # Only the lost host served this queue, so nothing would be picked up from it.
         shared = "" if queues.workspace == queues.home else queues.workspace
@@ -152,11 +155,11 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
-        """Queue a message for the planner. With `asks`, the planner gets another round before the episode ends."""
+        """Queue a message for the planner. With `asks`, the planner runs again before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
-        """Log the tree that contains the files that a restore replaced, and the command that restores them."""
+        """Log the tree that contains the files replaced by a restore, and the command that restores these files."""
         if tree is not None:
             self.log("saved", f"the files that the restore replaced were saved as tree {tree[:12]}")
             if bring_back:
@@ -165,7 +168,7 @@ class EpisodeRecord(Run):
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None
     ) -> Alert:
-        """Return an alert about an event and the question that the event raised."""
+        """Create an alert about an event and the question that the event raised."""
         happened = (at or self.now(), reason)
         return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
 
@@ -182,7 +185,7 @@ class EpisodeRecord(Run):
         return self.restore_wanted is not None or self.move_wanted is not None
 
     def keep_answer(self, answer: Answer) -> None:
-        """Store an answer until the waiting call retrieves it."""
+        """Store an answer until the waiting call takes it."""
         self._answers[answer.question] = answer
 
     def take_answer(self, question_id: str) -> Answer | None:
@@ -230,7 +233,7 @@ class EpisodeRecord(Run):
 
 
 class EpisodeView(View):
-    """An episode's views: status, details and ledger row."""
+    """Views of an episode: status, details and ledger row."""
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner) -> None:
         self._record, self._runner = record, runner
@@ -242,16 +245,15 @@ class EpisodeView(View):
 
     @property
     def tells_parent(self) -> bool:
-        """True if a parent plan receives the open questions."""
+        """True if the open questions are sent to a parent plan."""
         return self._record.request.is_nested
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Return the question that needs an answer, and whether it blocks the episode.
+        """Question that needs an answer, and whether it blocks the episode.
 
-        A blocking question takes precedence over an operator's question.
-
-        An agent's question about its own report is not shown, because the agent answers it.
+        A blocking question takes precedence over an operator's question. An agent's question about its own
+        report is not shown, because the agent answers it.
         """
         waiting = self._record.waiting
         if blocking := next((question for question in waiting if question.blocks), None):

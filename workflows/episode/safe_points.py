@@ -48,7 +48,7 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
 
 
 class QuestionAnswered(Exception):  # noqa: N818 - it ends an activity, it is not an error
-    """A question that was open during an activity was answered, which stopped the activity."""
+    """Raised if an activity was stopped because its open question was answered."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.option)
@@ -79,15 +79,16 @@ class SafePoints:
     @overload
     async def do(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R: ...
     async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
-        """Run one activity at a safe point. If it fails after all retries, ask a person and then run it again.
+        """Run one activity at a safe point. If it fails after all retries, ask a person and run it again.
 
         Args:
             method: the activity.
-            request: builds the request when the activity starts, because people may change the state before then.
+            request: builds the request when the activity starts, because people may change the state before
+                then.
             options: the activity's options.
 
         Raises:
-            QuestionAnswered: the question in `options.open_question` was answered first.
+            QuestionAnswered: the question in `options.open_question` was answered before the activity ended.
         """
         if not options.at_once:
             await self._pass()
@@ -103,7 +104,7 @@ class SafePoints:
         """Run a child workflow at a safe point, like `do` for an activity.
 
         Args:
-            child: starts the child and waits until it ends. Called again after an interruption.
+            child: starts the child and waits until the child ends. Called again after an interruption.
             options: description shown to people.
             pause: asks the child to stop at its next safe point. Called when a pause is requested.
         """
@@ -117,7 +118,7 @@ class SafePoints:
 
     @contextmanager
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
-        """Run an accepted restore before a pause so that edits made during the pause are kept."""
+        """Finish an accepted restore before a pause, so that edits made during the pause are kept."""
         self._restoring = target
         with self.tree.replacing_files():
             yield
@@ -175,9 +176,10 @@ class SafePoints:
             raise QuestionAnswered(answer) from failure
 
     def offer_to_end(self) -> None:
-        """Ask whether a requested pause should stop the running activity, if stopping it only costs time.
+        """Ask whether a requested pause should stop the running activity.
 
-        A child workflow is asked to stop at its own next safe point instead.
+        The question is only asked if stopping the activity costs nothing but time. A child workflow is asked
+        to stop at its own next safe point instead.
         """
         if self._pause_child is not None and self.is_pause_wanted:
             # A signal handler should return at once, and the child may not be able to take a signal yet.
@@ -203,7 +205,7 @@ class SafePoints:
         return self._record.core.pause is not None
 
     def enter(self, phase: EpisodePhase) -> None:
-        """Enter a phase, which is published together with the next activity."""
+        """Enter a phase. The phase is published together with the next activity."""
         self._record.replace(self._record.state.evolve(phase=phase))
 
     # -- requests of people -------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class SafePoints:
             raise ContinueAsNew
 
     async def apply_decision(self, decision: decisions.Decision) -> str:
-        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
+        """Ask the question of a decision, if any. Return the name of the chosen option, or "".
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -241,9 +243,9 @@ class SafePoints:
     async def ask(
         self, question: Question, *, alert: AlertKind | None = None, patience: timedelta | None = None
     ) -> Answer | None:
-        """Ask a question and pause until it is answered, but at most for `patience`.
+        """Ask a question and pause until it is answered, for at most `patience`.
 
-        Return None if the wait ended for another reason, e.g. a larger budget.
+        Return None if the wait ended for another reason, such as a larger budget.
         """
         # A reset run puts the files back and claims the workspace before it waits for an answer.
         await self.tree.reconcile_reset()
@@ -292,7 +294,7 @@ class SafePoints:
         return True
 
     def report(self, what: str) -> None:
-        """Alert people and inform the planner about something that does not need a decision."""
+        """Inform people and the planner about a problem that does not need a decision."""
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
         self._record.alerts.send(self._record.alert(AlertKind.UNMOVED, what))
@@ -322,7 +324,7 @@ class SafePoints:
         await self._pass()
 
     async def _pass(self) -> None:
-        """Handle pending requests from people, a reset and an amendment."""
+        """Handle pending requests from people, resets and amendments."""
         self.raise_if_leaving()
         # The reset first: until it is reconciled, the files on disk belong to the discarded run.
         await self.tree.reconcile_reset()
@@ -332,10 +334,11 @@ class SafePoints:
 
 
 class TreeChanges:
-    """Keeps an episode's state and files consistent when either was changed externally.
+    """Keeps an episode's state and files consistent after external changes.
 
     Attributes:
-        is_putting_back: whether files are about to be replaced. Pauses are then delayed and edits are discarded.
+        is_putting_back: whether files are being replaced. Pauses are then delayed and edits are
+            discarded.
     """
 
     def __init__(self, record: EpisodeRecord, reporting: Reporting, points: "SafePoints") -> None:
@@ -352,16 +355,17 @@ class TreeChanges:
             self.is_putting_back = before
 
     async def settle_drift(self, drift: Drift) -> None:
-        """Ask a person about files that were changed externally. After a reset, restore them without asking."""
+        """Ask a person about files that were changed externally. After a reset, restore the files instead."""
         if self._record.is_reset:
             await self.reconcile_reset()
         else:
             await self._points.ask(drift_question(drift))
 
     async def adopt(self, drift: DriftAnswer | None) -> None:
-        """Keep the edits that a person made during a pause, or only those selected in `drift`.
+        """Keep the edits that a person made during a pause. `drift` can limit the edits to keep.
 
-        After a reset, the files are restored first, so that leftovers of the discarded run are not mistaken for edits.
+        After a reset, the files are restored first, so that leftovers of the discarded run are not mistaken
+        for edits.
         """
         record = self._record
         if record.state.request is None or self.is_putting_back:
@@ -394,7 +398,7 @@ class TreeChanges:
         return adopted, changed
 
     async def store_amendment(self) -> None:
-        """Store the request on the host if a person has amended it."""
+        """Store the request on the host if it was amended."""
         record = self._record
         if not record.is_amended or record.state.request is None:
             return
@@ -413,7 +417,7 @@ class TreeChanges:
         record.replace(record.state.evolve(request=stored))
 
     async def reconcile_reset(self) -> None:
-        """Restore the files and list the discarded checkpoints after a reset in Temporal."""
+        """Restore the files after a reset in Temporal, and list the discarded checkpoints."""
         record = self._record
         if not record.is_reset:
             return

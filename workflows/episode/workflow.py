@@ -54,7 +54,7 @@ class EpisodeCommands(Commands):
     """Commands to an episode."""
 
     def __init__(self, record: EpisodeRecord, interrupt: Callable[[], None]) -> None:
-        """Store the episode's record, and `interrupt`, a function that stops the running activity."""
+        """Store the episode's record and `interrupt`, which stops the running activity."""
         self._record, self._interrupt = record, interrupt
         self._reported: tuple[int, str, str, str] | None = None
 
@@ -64,7 +64,7 @@ class EpisodeCommands(Commands):
             raise InvalidRequestError(f"the episode is closing ({self._record.status}) and no longer accepts messages")
 
     def pause(self, remark: Remark) -> None:
-        """Request a pause. This has no effect if a pause has already been requested or a question is already open."""
+        """Request a pause. No effect if a pause is already requested or a question is open."""
         record = self._record
         # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
@@ -79,7 +79,10 @@ class EpisodeCommands(Commands):
             record.want_pause(make_question(QuestionKind.OPERATOR, text, by=remark.by))
 
     async def resume(self, note: Any) -> None:
-        """Resume the episode: choose the default of each open question, withdraw a pause, or restore a checkpoint."""
+        """Resume the episode.
+
+        This chooses the default of each open question, withdraws a pause, or restores a checkpoint.
+        """
         if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
             # A signal has no reply, so a wrong checkpoint can only be reported in the timeline.
             try:
@@ -175,7 +178,7 @@ class EpisodeCommands(Commands):
     def respond(self, remark: Remark) -> str:
         """Queue a message for the planner.
 
-        The message ends a wait if the planner runs next, and never chooses an option.
+        If the planner runs next, the message ends the wait. A message never chooses an option.
         """
         # Only messages of agents do not resume, and they are no intervention.
         if remark.resumes:
@@ -216,7 +219,7 @@ class EpisodeCommands(Commands):
         return remark
 
     async def answer(self, command: AnswerCommand) -> str:
-        """Answer the question that the episode is waiting on, or one that is open during an activity."""
+        """Answer the question that the episode is waiting on, or a question about a running activity."""
         [(question, answer)] = matched = self._record.match(command)
         if not question.needs_person and answer.text:
             report = (self._record.state.iteration, answer.option, answer.text, answer.by)
@@ -266,7 +269,10 @@ class EpisodeCommands(Commands):
         return amendment
 
     def amend(self, change: Amendment) -> str:
-        """Change the goal, the checks, hidden scenarios, the executor or the planner, starting with the next step."""
+        """Change the goal, the checks, the hidden scenarios, the executor or the planner.
+
+        The change takes effect at the next step.
+        """
         record = self._record
         self._intervene("amend")
         before, request = record.request, change.apply_to(record.request)
@@ -330,7 +336,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
-        """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
+        """Restore the state of the previous Temporal run, because handlers may run before `run` starts."""
         episode_input = request or EpisodeInput(
             problem=f"the workflow input is missing. Example of a valid input: {RIGHT_INPUT}"
         )
@@ -375,7 +381,7 @@ class EpisodeWorkflow(RunWorkflow):
         return await self._end(EpisodeOutcome.CANCELLED, "cancelled in Temporal")
 
     async def _begin(self) -> None:
-        """Open the workspace of a new episode, or restore the checkpoint that this run was started from."""
+        """Open the workspace of a new episode, or restore the checkpoint that the run starts from."""
         target = self._record.state.restore or self._record.given.restore
         if self._record.state.request is None:
             await self._workspace.open()
@@ -388,7 +394,7 @@ class EpisodeWorkflow(RunWorkflow):
         self._copies.keep_up()
 
     async def _iterate(self) -> None:
-        """Run one iteration and act on the decision that follows from it."""
+        """Run one iteration and act on the resulting decision."""
         record, steps = self._record, self._iteration
         await steps.check_unseen_tree()
         await steps.reflect()
@@ -483,7 +489,10 @@ class EpisodeWorkflow(RunWorkflow):
         '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
     )
     async def amend_goal(self, amendment: Any = None) -> str:
-        """Change the goal, the checks, hidden scenarios, the executor or the planner, starting with the next step."""
+        """Change the goal, the checks, the hidden scenarios, the executor or the planner.
+
+        The change takes effect at the next step.
+        """
         return self._orders.amend(self._take(self._orders.read_amendment, amendment))
 
     @amend_goal.validator
@@ -524,10 +533,10 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.query(description="Checkpoints, newest last, including discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints that this run knows about."""
+        """Return the checkpoints known to this run."""
         return list(self._record.state.checkpoints)
 
     @workflow.query(description="The request, including amendments")
     def request(self) -> EpisodeRequest:
-        """Return the request with its amendments."""
+        """Return the request, including its amendments."""
         return self._record.request

@@ -38,10 +38,10 @@ COPY_TIMEOUT = timedelta(minutes=5)
 
 
 class EpisodeCopies:
-    """Copies checkpoints to the remote store, one at a time. The next copy makes up for a failed one."""
+    """Copies checkpoints to the remote store, one at a time. If a copy fails, the next copy makes up for it."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
-        """Start without a running copy, because the previous run has copied its last checkpoint."""
+        """Start without a running copy. The previous run has already copied its last checkpoint."""
         self._record, self._points = record, points
         # A runner of its own: an interrupt stops the work, not the copying of finished checkpoints.
         self._runner = ActivityRunner(record, quiet=True)
@@ -50,13 +50,13 @@ class EpisodeCopies:
         self._copying: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Claim a new episode's id in the remote store and copy the initial tree."""
+        """Claim the ID of a new episode in the remote store and copy the initial tree."""
         record = self._record
         copied = await self._copy_for_certain()
         record.replace(record.state.evolve(epoch=copied.epoch))
 
     def keep_up(self) -> None:
-        """Copy the newest checkpoint in the background, unless a copy is running."""
+        """Start copying the newest checkpoint in the background, unless a copy is running."""
         is_copying = self._copying is not None and not self._copying.done()
         if self._record.state.epoch and self._is_behind and not is_copying:
             self._copying = asyncio.create_task(self._copy())
@@ -71,7 +71,7 @@ class EpisodeCopies:
                 )
 
     async def complete(self) -> None:
-        """Copy the newest checkpoint and wait for the copy. If copying fails, ask a person."""
+        """Copy the newest checkpoint and wait until it is copied. If copying fails, ask a person."""
         if self._record.state.epoch:
             await self.settle()
             if self._is_behind:
@@ -178,7 +178,7 @@ class Workspace:
         await self._set_up(opened.setup)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages or ask whether to install them, until nothing is left to ask.
+        """Install the project's packages. Ask a person about each command that has not been decided yet.
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -193,7 +193,7 @@ class Workspace:
             setup = await self._carry_out(setup)
 
     async def _carry_out(self, setup: Setup) -> Setup | None:
-        """Carry out a decision about a setup command. Return the setup to ask about next, or None."""
+        """Carry out the decision about a setup command. Return the next setup to ask about, or None."""
         record = self._record
         done = await self._points.do(
             WorkspaceActivities.set_up,
@@ -207,10 +207,10 @@ class Workspace:
         return done.setup
 
     async def find_checks(self) -> None:
-        """Derive the definition of done from the project's files, if the request has none.
+        """Derive the definition of done from the project's files if the request has none.
 
         Raises:
-            EpisodeOver: no check of the project can run here.
+            EpisodeOver: none of the project's checks can run here.
         """
         record = self._record
         if record.request.definition_of_done:
@@ -234,7 +234,7 @@ class Workspace:
             record.log("checks", sentence)
 
     async def take_over(self, target: MoveTarget) -> None:
-        """Take over another host's episode from the last checkpoint that the host copied."""
+        """Take over an episode from the last checkpoint that its previous host copied."""
         record, last = self._record, self._record.state.last_checkpoint
         assert last is not None, "an open episode has a checkpoint"
         self._points.enter(EpisodePhase.RESTORING)
@@ -255,7 +255,10 @@ class Workspace:
         await self.restore(back, moved=takeover.record)
 
     async def restore(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
-        """Restore a checkpoint's state and files. `moved` is the last checkpoint copied by the previous host."""
+        """Restore the state and the files of a checkpoint.
+
+        `moved` is the last checkpoint that the previous host copied.
+        """
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
         # Ids such as `ckpt-2` exist in every episode, so this one's list must not answer for another one's.

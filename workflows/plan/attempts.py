@@ -31,7 +31,7 @@ INSTANT = timedelta(seconds=10)
 
 
 class MergeQueue:
-    """Serializes merges into the plan's tree, and keeps other steps off the tree during a merge."""
+    """Runs merges into the plan's tree one at a time. No other step uses the tree during a merge."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context
@@ -73,10 +73,10 @@ class MergeQueue:
 
 
 async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: MergeQueue) -> StepResult:
-    """Run one attempt of a step to its end.
+    """Run one attempt of a step to completion.
 
     Raises:
-        ActivityFailedError: the attempt could not be run. This does not count as a failure of the step.
+        ActivityFailedError: the attempt could not run. This does not count as a failure of the step.
         asyncio.CancelledError: the attempt was cancelled.
     """
     try:
@@ -163,7 +163,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 
 
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
-    """Yield the child workflows to start, with their ids.
+    """Yield the ID and the input of each child workflow to start.
 
     Children inherit the queues, the patience and the depth of the parent plan.
     """
@@ -201,7 +201,10 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:
-    """Wait for all children. If one fails or this task is cancelled, cancel the others and wait until they end."""
+    """Wait for all children.
+
+    If a child fails or this task is cancelled, cancel the other children and wait until they end.
+    """
     # Not `gather` alone: after a failure it would leave the other children running.
     tasks = [asyncio.create_task(run) for run in runs]
     try:

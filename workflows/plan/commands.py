@@ -67,7 +67,7 @@ class PlanCommands(Commands):
             self._questions.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
 
     async def resume(self, note: Any) -> None:
-        """Choose the default option for each question that has one, and log the questions that need a decision."""
+        """Choose the default options of the open questions. Log the questions that need a decision."""
         remark = read_remark(note)
         defaults = [question for question in self._context.waiting if question.default]
         # These must not wait for the graph: the question may be why it could not be loaded.
@@ -121,11 +121,11 @@ class PlanCommands(Commands):
         return control.read_replan(value)
 
     async def replan(self, command: control.ReplanCommand) -> str:
-        """Replace the plan's text, or have a planner write it if no text is given."""
+        """Replace the text of the plan. If no text is given, a planner writes the text."""
         return await self._revisions.revise(command.source, command.rationale, command.by)
 
     def read_step(self, value: Any) -> control.StepCommand:
-        """Parse the argument of `run_step`, which is the step to start.
+        """Parse the argument of `run_step`: the step to start.
 
         Raises:
             InvalidRequestError: the step cannot be started. The message gives the reason.
@@ -267,7 +267,7 @@ class PlanCommands(Commands):
         self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
-        """Wait until the graph is loaded, which each run has to do again after continue-as-new."""
+        """Wait until the graph is loaded. Each run loads the graph again after continue-as-new."""
         context = self._context
         if not context.is_open:
             # The opening may fail. A handler that still waited then would keep the workflow from closing.
@@ -281,7 +281,7 @@ R = TypeVar("R")
 
 
 class Waiting:
-    """Waits for events, and handles people's requests while it waits."""
+    """Waits for events and handles requests from people in the meantime."""
 
     def __init__(
         self,
@@ -315,7 +315,9 @@ class Waiting:
             self._reporting.show_again()
 
     async def next_event(self) -> None:
-        """Wait for the next event. If only people can cause one, wait at most as long as the request allows.
+        """Wait for the next event.
+
+        If only a person can cause an event, the time limit of the request applies.
 
         Raises:
             PlanEnd: there was no answer in time.
@@ -331,7 +333,7 @@ class Waiting:
         context.sleep()
 
     async def run(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
-        """Run one activity. If it cannot run, ask a person and run it again."""
+        """Run one activity. If the activity cannot run, ask a person and try again."""
         while True:
             try:
                 return await self.run_once(method, request(), options)
@@ -349,7 +351,7 @@ class Waiting:
         await self._until_resumed()
 
     async def wait_for_answer(self) -> None:
-        """Wait until no open question pauses the plan, and adopt edits that people made.
+        """Wait until no open question pauses the plan, then adopt edits made by people.
 
         Raises:
             PlanEnd: there was no answer in time, or the answer ended the plan.
@@ -364,10 +366,10 @@ class Waiting:
         self.check()
 
     async def run_once(self, method: Callable[[Any, A], R], request: A, options: ActivityOptions) -> R:
-        """Run one activity, and stop it if the plan is cancelled.
+        """Run one activity. Stop the activity if the plan is cancelled.
 
         Raises:
-            ActivityFailedError: the activity could not be run.
+            ActivityFailedError: the activity could not run.
         """
         task = asyncio.create_task(self._activities.run(method, request, options))
         try:
@@ -381,7 +383,10 @@ class Waiting:
         return await task
 
     async def keep_edits(self) -> None:
-        """Adopt edits by people or undo leftovers of this plan, unless a running step writes to the tree."""
+        """Adopt edits made by people, or undo leftovers of this plan.
+
+        Nothing happens while a running step writes to the tree.
+        """
         context, progress = self._context, self._context.progress
         is_due = progress.put_back or (progress.adopt and not context.is_paused)
         if not is_due or context.request.dry_run or context.is_held or not progress.tree:
@@ -420,7 +425,7 @@ class Waiting:
             context.progress = context.progress.note_edits(sentence)
 
     def _patience(self) -> timedelta | None:
-        """Return the time left for an answer if only a person can make the plan continue. None means no limit."""
+        """Return the time left for an answer if only a person can continue the plan. None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

@@ -41,7 +41,7 @@ ENDING = "the plan is ending and no longer accepts messages"
 
 
 class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
-    """The plan ends before all of its steps are done."""
+    """Signals that the plan ends before all of its steps are done."""
 
     def __init__(self, reason: str, *, compensate: bool = False) -> None:
         super().__init__(reason)
@@ -85,33 +85,34 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """The attempt's number, starting at 1."""
+        """Number of the attempt, starting at 1."""
         return self.request.attempt
 
     @property
     def is_waiting(self) -> bool:
-        """True if every child workflow is waiting for a person."""
+        """True if all child workflows are waiting for a person."""
         return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return options that run one of the attempt's activities on the workspace's host."""
+        """Return the options for running one of the attempt's activities on the workspace's host."""
         return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
 
 
 class PlanContext(Run):
-    """A plan's run.
+    """State of a plan run.
 
     Attributes:
         request: the plan's request.
         progress: state that is passed to the next Temporal run.
-        running: running attempts, by step.
+        running: running attempts by step.
         ended: ended attempts whose results have not been applied yet.
-        side_tasks: tasks outside the main loop that must finish before the plan or this Temporal run ends.
+        side_tasks: tasks outside the main loop that must finish before the plan or this Temporal run
+            ends.
         end: set when the main loop has to end.
         is_ending: whether messages are refused because the plan is ending.
-        kind: the run's kind in the ledger.
+        kind: kind of the run in the ledger.
         attempts: number of attempts and compensations in this Temporal run.
-        is_adopting: whether people's edits are being adopted into the tree.
+        is_adopting: whether edits by people are being adopted into the tree.
     """
 
     kind = "plan"
@@ -153,7 +154,7 @@ class PlanContext(Run):
 
     @property
     def project(self) -> str:
-        """The workspace's project, used as the fairness key on task queues."""
+        """Project of the workspace, used as the fairness key on task queues."""
         return project_of(self.request.workspace)
 
     @property
@@ -174,7 +175,7 @@ class PlanContext(Run):
         )
 
     def cut(self, text: str, limit: int) -> str:
-        """Shorten a text to `limit` characters by cutting its middle.
+        """Shorten a text to `limit` characters by removing its middle.
 
         The end usually contains the cause of a failure.
         """
@@ -214,7 +215,7 @@ class PlanContext(Run):
 
     @property
     def failure_policy(self) -> OnPlanFailure | None:
-        """Policy for failures that no step recovers from. None until the plan is open."""
+        """Policy for failures from which no step recovers. None until the plan is open."""
         return None if self._schedule is None else self._schedule.graph.head.on_failure
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
@@ -224,7 +225,7 @@ class PlanContext(Run):
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
-        """A project plan's tasks. Empty for other plans."""
+        """Tasks of a project plan. Empty for other plans."""
         return ()
 
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
@@ -238,7 +239,7 @@ class PlanContext(Run):
         self.log("opened", "; ".join([format_count(len(graph.nodes), "step"), *opened.notes]))
 
     def save(self) -> None:
-        """Update the progress for the next Temporal run."""
+        """Update the progress that is passed to the next Temporal run."""
         schedule = self.progress.schedule if self._schedule is None else self._schedule.save()
         self.progress = self.progress.evolve(runs=self.progress.runs + 1, schedule=schedule)
 
@@ -246,11 +247,12 @@ class PlanContext(Run):
         """Switch to a revised graph. Completed and running steps keep their state.
 
         Args:
-            graph: the revision's graph.
+            graph: graph of the revision.
             revised: the revision.
-            by_person: whether a person made the revision. A person may raise the budget, but a planner may not.
-            of_itself: whether the plan revises itself. In that case, nobody has reviewed the failures, so failed steps
-                stay failed.
+            by_person: whether a person made the revision. A person may raise the budget, but a planner may
+                not.
+            of_itself: whether the plan revises itself. In that case, failed steps stay failed, because no
+                person has reviewed the failures.
 
         Returns:
             The changed limits as text.
@@ -279,7 +281,7 @@ class PlanContext(Run):
 
     @property
     def has_attempts(self) -> bool:
-        """True if an attempt is running, or has ended and its result has not been applied yet."""
+        """True if an attempt is running or the result of an ended attempt has not been applied yet."""
         return bool(self.running or self.ended)
 
     @property
@@ -290,12 +292,12 @@ class PlanContext(Run):
 
     @property
     def is_nothing_left(self) -> bool:
-        """True if the plan may end because it is idle and not paused."""
+        """True if the plan is idle and not paused, so that it may end."""
         return self.is_idle and not self.is_paused
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """Open questions in the running steps' child workflows."""
+        """Open questions in the child workflows of running steps."""
         return tuple(
             wait
             for attempt in self.running.values()
@@ -305,7 +307,7 @@ class PlanContext(Run):
 
     @property
     def answer_hint(self) -> str:
-        """Hint about where else to answer if the plan itself has no open question."""
+        """Hint about other places to answer if the plan itself has no open question."""
         waits = self.waits_within
         if not waits:
             return f"Check the status: tightloop status {self.id}"
@@ -329,7 +331,7 @@ class PlanContext(Run):
 
     @property
     def is_held(self) -> bool:
-        """True if no steps are started because of `hold`."""
+        """True if `hold` prevents steps from starting."""
         return self._holds > 0
 
     def end_with(self, end: PlanEnd) -> None:
@@ -338,7 +340,7 @@ class PlanContext(Run):
         self.wake()
 
     def refuse_messages(self) -> None:
-        """Refuse messages from now on, because the plan is ending."""
+        """Refuse all further messages, because the plan is ending."""
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
@@ -351,7 +353,7 @@ class PlanContext(Run):
 
     @property
     def final_tree(self) -> str:
-        """Tree that is expected at the end of the plan. If it is empty, it is not compared with the files on disk."""
+        """Tree expected at the end of the plan. If empty, it is not compared with the files on disk."""
         return "" if self.request.dry_run else self.progress.tree
 
     def count_attempt(self, step: str = "") -> None:
@@ -360,7 +362,7 @@ class PlanContext(Run):
         self.attempts += 1
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Record an attempt's usage and findings."""
+        """Record the usage and the findings of an attempt."""
         self.progress = self.progress.count_attempt(result).note_qualifier(step, result.qualifier)
 
     @property
@@ -382,11 +384,11 @@ class PlanContext(Run):
 
     @property
     def files_changed(self) -> int | None:
-        """Number of files that differ from the initial tree, or None if it is unknown."""
+        """Number of files that differ from the initial tree, or None if unknown."""
         return self.progress.evidence.files_changed if self.progress.evidence else None
 
     def _list_partly_done(self) -> list[str]:
-        """Return the completed steps whose nested plan skipped some of its own steps."""
+        """Return the completed steps whose nested plans skipped some steps."""
         numbers = {
             name: self.schedule.find(name) for name, text in self.progress.qualifiers.items() if is_partial(text)
         }
@@ -402,7 +404,7 @@ class PlanContext(Run):
         return False
 
     def reset_failed_step(self, step: str, number: int) -> None:
-        """Reopen a failed step with its original attempts and time limit."""
+        """Reopen a failed step. All of its attempts and its full time limit are available again."""
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
         progress = self.progress.settle(step)
@@ -420,7 +422,7 @@ class PlanContext(Run):
         self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
-        """Record the tree that the steps produced. An empty value leaves the tree unchanged."""
+        """Record the tree that the steps produced. An empty value changes nothing."""
         self.progress = self.progress.evolve(tree=tree or self.progress.tree)
 
     def find_breach(self) -> str | None:
@@ -430,9 +432,9 @@ class PlanContext(Run):
         return reached or (f"the plan was to run {end}" if end else None)
 
     def extend_budget(self, step: str = "") -> None:
-        """Raise each limit that was reached by the amount that the plan states.
+        """Raise each exhausted limit by the amount that the plan states.
 
-        For a step, raise its template's limit.
+        If `step` is given, raise the limit of its template.
         """
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
@@ -447,13 +449,16 @@ class PlanContext(Run):
         self.progress = progress.evolve(budget=budget, until=None if is_over else progress.until)
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return options that run an activity on the workspace's host."""
+        """Return the options for running an activity on the workspace's host."""
         return ActivityOptions(summary, timeout, self.request.queues.workspace)
 
     def alert(
         self, kind: AlertKind, reason: str, step: str = "", *, question: str = "", options: tuple[str, ...] = ()
     ) -> Alert:
-        """Return an alert. `question` is a question id, or the window that several questions share."""
+        """Create an alert.
+
+        `question` is the ID of a question, or the window that several questions share.
+        """
         now = self.now()
         return Alert(
             # The signature ignores numbers and paths, so that a cause is alerted once and not in each variation.
@@ -502,10 +507,10 @@ class Continuation:
         return self._draining is not None
 
     def start_when_due(self, *, is_suitable: bool) -> None:
-        """Stop starting steps if the run is long, and continue as new when nothing is running anymore.
+        """Stop starting steps if the run is long, and continue as new once nothing is running.
 
         Args:
-            is_suitable: whether this is a good moment. A very long run does not wait for one.
+            is_suitable: whether this is a good moment. A very long run does not wait for a good moment.
 
         Raises:
             ContinueAsNew: nothing is running and a new run follows.
@@ -538,7 +543,7 @@ class Continuation:
         return attempts > 0 and is_other_build_wanted() and (is_quiet or self._drain_after == limit)
 
     async def _stop_draining(self, *, forever: bool) -> None:
-        """Start steps again if the running steps take too long."""
+        """Allow steps to start again if the running steps take too long."""
         # Past the hard limit the server may end the run, so a slow step must not stop the draining.
         if forever:
             return

@@ -67,7 +67,10 @@ class StartRate:
             self._waiting = asyncio.create_task(self._wait())
 
     def stop(self) -> None:
-        """Cancel the wait. The server would reject a new run if the wait ended while the run continues as new."""
+        """Cancel the wait.
+
+        The server would reject the new run if the wait ended during continue-as-new.
+        """
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -101,7 +104,7 @@ class Dispatch:
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
-        """Count the time during which something runs or backs off. Waiting for people does not count."""
+        """Add the time during which something ran or backed off. Waiting for people does not count."""
         context, now = self._context, self._context.now()
         if self._busy_since is not None:
             context.progress = context.progress.add_work(now - self._busy_since)
@@ -110,7 +113,10 @@ class Dispatch:
     # -- starting -----------------------------------------------------------------------------------
 
     def start_steps(self) -> None:
-        """Start the best ready steps, as many as slots, the tree, the budget and pauses allow."""
+        """Start the best ready steps.
+
+        Free slots, the tree, the budget and pauses limit the number of steps.
+        """
         context, schedule = self._context, self._context.schedule
         if context.is_held:
             return
@@ -168,7 +174,7 @@ class Dispatch:
         self._context.wake()
 
     def _expand_held(self) -> None:
-        """Expand held templates, or ask about templates with more steps than the budget allows."""
+        """Expand held templates. Ask about templates with more steps than the budget allows."""
         context, schedule = self._context, self._context.schedule
         for number, count in list(schedule.held.items()):
             node = schedule.node(number)
@@ -222,10 +228,11 @@ class Dispatch:
             attempt.watchdog = asyncio.create_task(self._watch(attempt, node.watchdog))
 
     def _time_limit(self, name: str, node: Node) -> timedelta | None:
-        """Return an attempt's time limit: the remaining time box or the step's own timeout, whichever is shorter.
+        """Return the time limit of an attempt.
 
-        The default timeout is meant for a single command, so it does not apply to steps with child workflows, which may
-        wait for people.
+        The limit is the remaining time box or the step's timeout, whichever is shorter. The default timeout
+        is meant for a single command. It does not apply to steps with child workflows, which may wait for
+        people.
         """
         limit = None if node.capability in CHILDREN and node.timeout_s == DEFAULT_TIMEOUT_S else node.timeout_s
         if node.timebox_s is not None:
@@ -277,7 +284,7 @@ class Dispatch:
         return failed_result(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
-        """Escalate as the watchdog specifies if the attempt is still running after its time limit."""
+        """Escalate as configured if the attempt exceeds the time limit of the watchdog."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog for {attempt.name}")
         reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
         self._context.log(
@@ -314,7 +321,7 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause the plan because an activity could not run. After an answer, the activity runs again."""
+        """Pause the plan because an activity could not run. The activity runs again after an answer."""
         if failure.drift is not None:
             # No question if the changes are known to be this plan's own: the next activity puts them back. No question
             # either if the tree has moved on meanwhile: then the activity started from a tree that no longer counts.
@@ -327,7 +334,10 @@ class Dispatch:
         self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
 
     async def stop(self) -> None:
-        """Cancel all attempts, wait until they have stopped, and apply the results of those that completed anyway."""
+        """Cancel all attempts and wait until they have stopped.
+
+        The results of attempts that completed in the meantime are applied.
+        """
         context = self._context
         # Recovery first, because it could start more attempts.
         self._recovery.cancel()
@@ -400,7 +410,7 @@ class Dispatch:
             context.progress = context.progress.evolve(undo=undo)
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
-        """Return a failure, reclassified as POLICY if the step has used up its own budget."""
+        """Reclassify a failure as POLICY if the step has used up its own budget."""
         if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
             return failure
         self._context.progress = progress = self._context.progress.charge(name, result)
@@ -412,7 +422,7 @@ class Dispatch:
 
 
 def _summary(name: str, node: Node) -> str:
-    """Return the summary that Temporal's UI shows for a step's activity."""
+    """Return the summary of a step's activity for Temporal's UI."""
     if node.title:
         return f"{name}: {node.title}"
     # A summary costs as much as the rest of the command, and a milestone does nothing worth showing.

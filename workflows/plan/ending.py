@@ -52,7 +52,9 @@ class Ending:
         self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
-        """End a plan whose steps are not all done, and compensate its steps if the failure policy requires this.
+        """End a plan whose steps are not all done.
+
+        The steps are compensated if the failure policy requires this.
 
         Raises:
             ApplicationError: the plan failed. The error's first detail is the result.
@@ -108,7 +110,7 @@ class Ending:
         return result
 
     async def _load(self) -> None:
-        """Load the graph of a plan that a previous run opened, because compensation and closing need it."""
+        """Load the graph of a plan that a previous run opened. Compensation and closing need the graph."""
         context = self._context
         options = context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT)
         try:
@@ -166,7 +168,7 @@ CHECKS_TIMEOUT = timedelta(hours=6)
 
 
 class PlanProof:
-    """A plan's baseline and proof, which decide whether it is completed."""
+    """Baseline and proof of a plan. They decide whether the plan is completed."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
@@ -206,10 +208,10 @@ class PlanProof:
         )
 
     async def holds(self) -> bool:
-        """Return whether the definition of done holds on the final tree and is proven.
+        """Return whether the final tree meets the definition of done and this is proven.
 
         Raises:
-            PlanEnd: the definition of done does not hold, and the failure policy does not allow asking.
+            PlanEnd: the definition of done is not met, and the failure policy does not allow asking.
         """
         context = self._context
         if not self.is_needed:
@@ -241,7 +243,7 @@ class PlanProof:
 
     @property
     def qualifier(self) -> str:
-        """Reason why a completed plan is not a plain success, or "" if it is one."""
+        """Reason why a completed plan is not a plain success, or "" if it is a plain success."""
         return qualify(self._context.outcome_facts)
 
     async def _verify(self) -> bool:

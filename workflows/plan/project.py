@@ -52,7 +52,7 @@ from workflows.run.reporting import GOAL_CHARACTERS, StatusKey
 
 
 class ProjectContext(PlanContext):
-    """The run of a project's plan. Its attributes are only changed through methods.
+    """State of the run of a project's plan. The attributes are only changed through methods.
 
     Attributes:
         asked: the request.
@@ -85,7 +85,7 @@ class ProjectContext(PlanContext):
     def final_tree(self) -> str:
         """Expected tree at the end; see `PlanContext`.
 
-        It is empty after the workspace has been released, because others may change the files from then on.
+        Empty after the workspace has been released, because others may then change the files.
         """
         return "" if self.facts.has_left else super().final_tree
 
@@ -109,7 +109,7 @@ class ProjectContext(PlanContext):
         return bounds
 
     def dispatch(self, parallel: int) -> None:
-        """Record that a person dispatched the tasks, with at most `parallel` at a time."""
+        """Record that a person dispatched the tasks. At most `parallel` tasks run at a time."""
         self.facts = self.facts.evolve(parallel=parallel, executed_at=self.now())
         self.request = self.request.evolve(max_parallel=parallel)
 
@@ -131,14 +131,17 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Record whether edits by people still have to be kept; see `PlanContext`.
+        """Record whether edits made by people still have to be kept; see `PlanContext`.
 
-        Edits made while the workspace was released are kept when it is claimed again.
+        Edits in a released workspace are kept when the workspace is claimed again.
         """
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Record whether the files may be leftovers; see `PlanContext`. In a released workspace, they never are."""
+        """Record whether the files may be leftovers; see `PlanContext`.
+
+        Files in a released workspace are never leftovers.
+        """
         super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
@@ -154,7 +157,8 @@ class ProjectContext(PlanContext):
     def outcome_facts(self) -> Facts:
         """Facts that decide whether a verified plan is a plain success.
 
-        The gates replace a definition of done. The episodes of the tasks show whether a check was seen to fail.
+        The gates replace a definition of done. The episodes of the tasks show whether a check failed before
+        it passed.
         """
         tasks, qualifiers = [task.task_id for task in self.facts.tasks], self.progress.qualifiers
         evidence = self.progress.evidence or Evidence()
@@ -171,7 +175,10 @@ class ProjectContext(PlanContext):
 
     @property
     def files_changed(self) -> int | None:
-        """Number of changed files; see `PlanContext`. Without hidden scenarios, it is only known if nothing changed."""
+        """Number of changed files; see `PlanContext`.
+
+        Without hidden scenarios, the number is only known if nothing changed.
+        """
         return 0 if self._is_unchanged and not self.is_running else super().files_changed
 
     @property
@@ -179,7 +186,7 @@ class ProjectContext(PlanContext):
         return self.progress.tree == self.progress.base_tree
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Record an attempt's usage and findings, and when a person can dispatch or verify."""
+        """Record an attempt's usage and findings. Also record when a person can dispatch or verify."""
         super().take_result(step, result)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
@@ -195,7 +202,7 @@ class ProjectContext(PlanContext):
                 self.log("failed", "a task that this task depends on did not complete", task.task_id)
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Cancel the plan because there was no command in time."""
+        """Cancel the plan because no command was received in time."""
         command = next((question.command for question in waiting if question.command), "resume")
         reason = f"no `{command}` command was received within {self.request.pause_timeout}"
         # A draft that nobody dispatches has not failed, so it ends as cancelled.
@@ -209,7 +216,7 @@ class ProjectContext(PlanContext):
             self.facts = self.facts.evolve(verified_at=self.now())
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
-        """Append an entry to the timeline and to the pending events under the loop's event name."""
+        """Append a loop event to the timeline and to the pending events."""
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
@@ -225,12 +232,12 @@ class ProjectContext(PlanContext):
         self._pending_events.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return the pending timeline events and clear the list, so that each event is recorded once."""
+        """Return the pending timeline events and clear the list. Each event is recorded once."""
         events, self._pending_events = tuple(self._pending_events), []
         return events
 
     def _entry_text(self, event: str, step: str, text: str) -> str:
-        """Return the text of a timeline entry. Some events describe the plan rather than a step."""
+        """Return the text of a timeline entry. Some events describe the plan and not a step."""
         facts, tasks = self.facts, self.facts.tasks
         match event:
             case "plan_dispatched":
@@ -250,14 +257,14 @@ class ProjectContext(PlanContext):
         return text
 
     def _display_name(self, step: str) -> str:
-        """Return the name to display for a step. For a gate, this is the gate's name instead of its number."""
+        """Return the display name of a step. A gate is shown by its name, not by its number."""
         number = step.removeprefix(GATE_STEP)
         names = self.facts.gate_names or ()
         return names[int(number) - 1] if step != number and number.isdigit() and int(number) <= len(names) else step
 
 
 class ProjectView(PlanView):
-    """Views of a project's plan in the loop's terms."""
+    """Views that present a project's plan as a loop."""
 
     _context: ProjectContext
 
@@ -307,7 +314,7 @@ class ProjectReporting(PlanReporting):
         self._last_word = status_word
 
     async def settle(self) -> None:
-        """Record the last timeline events, waiting at most a few seconds."""
+        """Record the last timeline events. This takes at most a few seconds."""
         self._recording.show()
         await super().settle()
 
@@ -339,10 +346,11 @@ class ProjectCommands(PlanCommands):
     _view: ProjectView
 
     def check_command(self, command: str) -> None:
-        """Check that the state allows a command.
+        """Raise an error if the state does not allow a command.
 
         Raises:
-            InvalidRequestError: the state does not allow it. The message names the state and the possible commands.
+            InvalidRequestError: the command is not allowed. The message names the state and the possible
+                commands.
         """
         check_possible(self._view.loop_status(), command)
         if self._context.core.cancel is not None:
@@ -397,7 +405,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
-        """Start as a draft without tasks, or restore the previous Temporal run's state."""
+        """Start as a draft without tasks, or restore the state of the previous Temporal run."""
         project_input = request or ProjectInput(
             problem=f"the workflow input is missing. Example of a valid input: {RIGHT_LOOP_INPUT}"
         )
@@ -406,7 +414,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.run
     async def run(self, request: ProjectInput | None = None) -> LoopResult:
-        """Inspect and plan, and then wait for a person to dispatch and verify."""
+        """Inspect the project and plan the tasks, then wait for a person to dispatch and verify."""
         del request  # `__init__` has read it
         try:
             await self._live()

@@ -36,7 +36,7 @@ COMPENSATE_TIMEOUT = timedelta(minutes=30)
 
 
 class Compensation:
-    """Undoes attempts, starting with the latest."""
+    """Undoes attempts, starting with the latest attempt."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Compensation:
         self._one_at_a_time = asyncio.Lock()
 
     async def start_alternate(self, name: str, steps: tuple[str, ...]) -> None:
-        """Undo steps while nothing else uses the tree, and then start a failed step's alternate.
+        """Undo steps, then start the alternate of a failed step.
 
-        The caller must call `hold` on the plan first, because the main loop could otherwise start a step. This method
-        releases the hold.
+        Nothing else uses the tree during this time. The caller must first call `hold` on the plan, because
+        the main loop could otherwise start a step. This method releases the hold.
         """
         context = self._context
         is_taken_back = False
@@ -72,10 +72,10 @@ class Compensation:
                 context.schedule.fail(number, alternate=is_taken_back)
 
     async def undo_all(self) -> list[str]:
-        """Undo all attempts. Return the reasons why any of them could not be undone.
+        """Undo all attempts. Return the reasons why attempts could not be undone.
 
         Raises:
-            ContinueAsNew: the history is too long. The next run continues with the rest.
+            ContinueAsNew: the history is too long. The next run undoes the remaining attempts.
         """
         self._reporting.enter(PlanPhase.COMPENSATING)
         problems: list[str] = []
@@ -95,7 +95,7 @@ class Compensation:
         return problems
 
     async def _undo_attempt(self, entry: UndoEntry) -> str:
-        """Undo one attempt. Return the reason why this failed, or "" on success."""
+        """Undo one attempt. Return the reason for a failure, or "" on success."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
@@ -141,8 +141,8 @@ class Revisions:
     async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "", after: str = "") -> str:
         """Revise the plan.
 
-        The new plan is `source`. If that is empty, a planner revises the plan, or the tasks that the step `after` found
-        are added to it.
+        If `source` is given, it becomes the new plan. Otherwise, the tasks that the step `after` found are
+        added, or a planner revises the plan.
 
         Returns:
             Description of the changes.
@@ -187,7 +187,7 @@ class Revisions:
             return "\n".join([*lines, f"budget: {bounds}"] if bounds else lines)
 
     def stop(self) -> None:
-        """Cancel the running revision and refuse further ones, because the plan is ending."""
+        """Cancel the running revision and refuse further revisions, because the plan is ending."""
         self._context.refuse_messages()
         if self._reviser is not None:
             self._reviser.cancel()
@@ -236,7 +236,7 @@ class Revisions:
 
 
 def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
-    """Return the steps that are completed or running, and the expanded templates."""
+    """Return the completed steps, the running steps and the expanded templates."""
     return tuple(
         schedule.name(number)
         for number in range(len(schedule))
@@ -245,7 +245,10 @@ def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
 
 
 def begun_steps(schedule: Schedule) -> dict[str, str]:
-    """Return the status of each step that has begun. Completed steps come last, so they are cut first."""
+    """Return the status of each step that has begun.
+
+    Completed steps come last, so that they are dropped first if there are too many steps.
+    """
     numbers = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.PENDING]
     numbers.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
     return {schedule.name(number): schedule.status(number).value for number in numbers[:STATUSES_LIMIT]}
@@ -261,7 +264,7 @@ async def sleep(seconds: float, summary: str) -> None:
 
 
 class Recovery:
-    """Chooses how to respond to failures, and carries out the response."""
+    """Chooses and carries out the response to failures."""
 
     def __init__(
         self,
@@ -272,7 +275,10 @@ class Recovery:
         *,
         wait: Callable[[float, str], Awaitable[None]] = sleep,
     ) -> None:
-        """Start idle. `wait` sleeps for a number of seconds and takes a summary for Temporal's UI."""
+        """Start idle.
+
+        `wait` sleeps for a number of seconds and shows a summary in Temporal's UI.
+        """
         self._context, self._questions = context, questions
         self._revisions, self._compensation, self._wait = revisions, compensation, wait
         self._backing_off: dict[str, asyncio.Task[None]] = {}
@@ -283,24 +289,24 @@ class Recovery:
         return bool(self._backing_off)
 
     def cancel(self) -> None:
-        """Stop all tasks, because the plan is ending."""
+        """Cancel all tasks, because the plan is ending."""
         self._revisions.stop()
         self.stop_backing_off()
         for task in self._context.side_tasks:
             task.cancel()
 
     def stop_backing_off(self) -> None:
-        """Cancel all waits for next attempts. The next run restarts them."""
+        """Cancel the waits before next attempts. The next run restarts the waits."""
         for task in self._backing_off.values():
             task.cancel()
 
     def restore(self) -> None:
-        """Restart the previous run's waits for next attempts."""
+        """Restart the waits before next attempts that the previous run cancelled."""
         for name in self._context.progress.due:
             self._back_off(name)
 
     def fail(self, name: str, number: int, failure: StepFailure, *, attempt: int) -> None:
-        """Choose how to respond to a failed attempt, and start the response."""
+        """Choose and start the response to a failed attempt."""
         progress = self._context.progress.note_failure(name, failure)
         self._context.progress = progress
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
@@ -382,7 +388,7 @@ class Recovery:
         context.wake()
 
     def grow(self, name: str, result: StepResult) -> None:
-        """Revise the plan with a step's findings, and then complete the step."""
+        """Revise the plan based on a step's findings, then complete the step."""
         self._run_aside(self._complete_revised_step(name, result))
 
     async def _complete_revised_step(self, name: str, result: StepResult) -> None:
@@ -404,7 +410,7 @@ class Recovery:
         context.log(StepStatus.COMPLETED.value, result.summary, name)
 
     async def _fail_over(self, name: str, failure: StepFailure) -> None:
-        """Add a step that resolves a failure to the plan. If the revision is refused, fail the failed step."""
+        """Add a step that resolves a failure to the plan. If the revision is refused, the failed step fails."""
         context = self._context
         try:
             await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
@@ -416,7 +422,7 @@ class Recovery:
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
-        """Ask a planner to revise the plan after a failure. If that does not work, try the next way to recover."""
+        """Ask a planner to revise the plan after a failure. If this does not work, try the next response."""
         context = self._context
         replans = context.progress.replans
         # Counted before the request, or a planner that always fails would be asked without end.

@@ -62,16 +62,16 @@ _PAUSE_OPTIONS = {
 
 
 class PlanQuestions:
-    """Opens a plan's questions, once per cause."""
+    """Opens the questions of a plan. Each cause leads to one question."""
 
     def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
-        """Store `show`, which publishes that the questions have changed."""
+        """Store `show`, which publishes changes to the questions."""
         self._context, self._show = context, show
 
     def pause(
         self, kind: QuestionKind, reason: str, *, by: str = "tightloop", step: str = "", alert: AlertKind | None = None
     ) -> None:
-        """Ask a question that prevents steps from starting. At most one question of each kind is open."""
+        """Ask a question that prevents steps from starting. Only one question of each kind can be open."""
         if self._context.find(kind):
             return
         options = _PAUSE_OPTIONS[kind]
@@ -83,7 +83,7 @@ class PlanQuestions:
         self._ask("paused", question, alert)
 
     def ask_about_drift(self, drift: Drift) -> None:
-        """Ask about files that were changed externally, once for all affected steps."""
+        """Ask about files that were changed externally. One question covers all affected steps."""
         if self._context.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
             return
         self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
@@ -93,7 +93,7 @@ class PlanQuestions:
         self._ask("paused", setup_question(setup, blocks=THE_PLAN, cancel=CANCEL))
 
     def ask_about_failure(self, step: str, failure: StepFailure) -> None:
-        """Ask how to handle a failed step. Steps that do not depend on it continue."""
+        """Ask how to handle a failed step. Steps that do not depend on the failed step continue."""
         question = Question(
             id="",
             kind=QuestionKind.FAILED_STEP,
@@ -118,7 +118,7 @@ class PlanQuestions:
         self._ask("paused", question)
 
     def ask_about_proof(self, title: str, evidence: tuple[str, ...], change: ShownChange | None) -> None:
-        """Ask how to continue when the definition of done holds but the proof has findings."""
+        """Ask how to continue if the definition of done is met but the proof has findings."""
         question = Question(
             id="",
             kind=QuestionKind.PROOF,
@@ -158,7 +158,7 @@ class PlanQuestions:
     def _skip(self, step: str) -> Option:
         """Return the option to skip a step.
 
-        It lists the other steps that would be skipped because they need the step.
+        The option lists the other steps that are skipped because they need this step.
         """
         schedule = self._context.schedule
         number = schedule.find(step)
@@ -201,7 +201,7 @@ SHOW_INTERVAL = timedelta(seconds=2)
 
 
 class PlanView(View):
-    """A plan's views: status, step pages, details and ledger row."""
+    """Views of a plan: status, step pages, details and ledger row."""
 
     def __init__(self, context: PlanContext, activities: ActivityRunner) -> None:
         self._context, self._activities = context, activities
@@ -213,12 +213,15 @@ class PlanView(View):
 
     @property
     def tells_parent(self) -> bool:
-        """True if the parent plan receives the open questions."""
+        """True if the open questions are sent to the parent plan."""
         request = self._context.request
         return request.depth > 1 and not self._context.is_ending
 
     def record_child_waits(self, note: ChildNote) -> bool:
-        """Record a child workflow's open questions. Return False if no running step started the child."""
+        """Record the open questions of a child workflow.
+
+        Return False if no running step started the child.
+        """
         child = note.workflow_id
         attempt = next((entry for entry in self._context.running.values() if child in entry.children), None)
         if attempt is None:
@@ -266,7 +269,7 @@ class PlanView(View):
         )
 
     def steps(self, page: int) -> StepPage:
-        """Return one page of the steps. Pages are counted from 1."""
+        """Return one page of the steps. Pages are numbered from 1."""
         if not self._context.is_open:
             return StepPage()
         schedule = self._context.schedule
@@ -299,7 +302,7 @@ class PlanView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the plan continues only after it is answered."""
+        """Most important open question, and whether the plan is blocked until it is answered."""
         context = self._context
         waiting = [question for question in context.waiting if not question.command]
         if not waiting:
@@ -313,11 +316,11 @@ class PlanView(View):
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """Open questions in the running steps' child workflows."""
+        """Open questions in the child workflows of running steps."""
         return self._context.waits_within
 
     def line(self, name: str) -> StepLine:
-        """Return the row that shows a step in a listing."""
+        """Return the row for a step in a listing."""
         schedule = self._context.schedule if self._context.is_open else None
         number = schedule.find(name) if schedule is not None else None
         if schedule is None or number is None:

@@ -67,10 +67,10 @@ class Opening:
         self._questions, self._reporting = questions, reporting
 
     async def open(self) -> None:
-        """Open a new plan, or load the previous Temporal run's graph.
+        """Open a new plan, or load the graph of the previous Temporal run.
 
         Raises:
-            PlanEnd: the previous run was compensating, and this run continues the compensation.
+            PlanEnd: this run continues a compensation that the previous run began.
             NotOpenedError: a new plan cannot be opened. An alert was sent.
         """
         context = self._context
@@ -98,7 +98,7 @@ class Opening:
         self._reporting.enter(PlanPhase.RUNNING)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages or ask whether to install them, until nothing is left to ask.
+        """Install the project's packages. Ask a person about each command that has not been decided yet.
 
         Raises:
             PlanEnd: there was no answer in time, or the answer ended the plan.
@@ -111,7 +111,7 @@ class Opening:
             setup = await self._carry_out(setup)
 
     async def _carry_out(self, setup: Setup) -> Setup | None:
-        """Carry out a decision about a setup command. Return the setup to ask about next, or None."""
+        """Carry out the decision about a setup command. Return the next setup to ask about, or None."""
         context = self._context
         done = await self._waiting.run(
             WorkspaceActivities.set_up,
@@ -180,12 +180,12 @@ class GraphWorkflow(RunWorkflow):
 
     @workflow.signal(description="Report open questions. Only child workflows of steps send this signal")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
-        """Show the open questions of a child workflow. If its note is invalid, only log this in the timeline."""
+        """Show the open questions of a child workflow. An invalid note is only logged in the timeline."""
         self._orders.child_waits(note)
 
     @workflow.query(description="All steps, 500 per page. Argument: the page number, starting at 1")
     def steps(self, page: int = 1) -> StepPage:
-        """Return one page of the steps. Pages are counted from 1."""
+        """Return one page of the steps. Pages are numbered from 1."""
         return self._view.steps(page)
 
     # -- main loop ------------------------------------------------------------------------------------
@@ -223,13 +223,15 @@ class GraphWorkflow(RunWorkflow):
             await self._waiting.next_event()
 
     async def _before_waiting(self) -> None:
-        """Prepare to wait for the next event. By default, do nothing."""
+        """Prepare to wait for the next event. The default implementation does nothing."""
 
     async def _is_done(self) -> bool:
-        """Return whether the plan is completed. Failed steps end the plan unless a question about them is open.
+        """Return whether the plan is completed.
+
+        Failed steps end the plan unless a question about the steps is open.
 
         Raises:
-            PlanEnd: steps failed, and no question about them is open.
+            PlanEnd: steps failed, and no question about the steps is open.
         """
         if self._context.find(QuestionKind.FAILED_STEP):
             self._reporting.show()
@@ -266,7 +268,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
-        """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
+        """Restore the state of the previous Temporal run, because handlers may run before `run` starts."""
         plan_input = request or PlanInput(
             problem=f"the workflow input is missing. Example of a valid input: {RIGHT_PLAN_INPUT}"
         )
@@ -274,7 +276,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:
-        """Run the plan until its steps are done and verified, or until a failure or a person ends it."""
+        """Run the plan until its steps are done and verified, a failure occurs, or a person ends it."""
         del request  # `__init__` has read it
         result: PlanResult = await self._live()
         return result
@@ -283,7 +285,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
     async def replan(self, message: Any = None) -> str:
-        """Replace the plan's text, or have a planner write it if no text is given."""
+        """Replace the text of the plan. If no text is given, a planner writes the text."""
         return await self._orders.replan(self._take(self._orders.read_replan, message))
 
     @replan.validator

@@ -89,7 +89,7 @@ class ActivityOptions:
 
 
 class ActivityFailedError(Exception):
-    """An activity failed after all retries. `reason` is a sentence for people."""
+    """Raised if an activity failed after all retries. `reason` is a sentence for people."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ActivityFailedError(Exception):
 
 
 class Routing:
-    """Task queues and priority of a workflow's activities. `Run` is a subclass."""
+    """Task queues and priority of a workflow's activities. Base class of `Run`."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -118,23 +118,23 @@ class Routing:
 
     @property
     def priority(self) -> Priority:
-        """Priority of the next activity. Defaults to the workflow's priority."""
+        """Priority of the next activity. The default is the priority of the workflow."""
         return Priority()
 
     def report_missing_worker(self, what: str) -> None:
-        """Handle a missing executor worker. Called once per wait."""
+        """Handle an executor without a worker. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Return whether the workflow moves to host `successor`, because its own host has been silent for too long."""
+        """Return whether the workflow moves to the host `successor`, because its own host is silent."""
         del successor
         return False
 
 
 class ActivityRunner:
-    """Runs activities on the workspace's host, and can interrupt running activities.
+    """Runs activities on the workspace's host. Running activities can be interrupted.
 
-    The workflow's own task queue is tried first, because activities start eagerly there. After that queue has reached a
-    host without the workspace, activities go to the task queue of the workspace's host.
+    The workflow's own task queue is tried first, because activities start eagerly there. If a host on
+    this queue does not have the workspace, later activities go to the task queue of the workspace's host.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ActivityRunner:
     ) -> None:
         """Start with no running activity.
 
-        With `quiet`, `routing` does not learn of missing workers and silent hosts.
+        With `quiet`, missing workers and silent hosts are not reported to `routing`.
         """
         self._routing, self._notice, self._retry_policy, self._quiet = routing, notice, retry_policy, quiet
         self._other_hosts = False
@@ -160,14 +160,14 @@ class ActivityRunner:
 
     @property
     def waits_for(self) -> str:
-        """Time and task queue of an activity that no worker has taken yet. Empty if every activity has been taken.
+        """Task queue that an activity is waiting on, and since when. Empty if no activity is waiting.
 
-        This was true at the last check. Only Temporal knows whether the activity has started since then.
+        The value comes from the last check. Only Temporal knows whether the activity has started since then.
         """
         return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 
     def interrupt(self) -> None:
-        """Cancel all running activities. `run` raises an error when they have actually stopped."""
+        """Cancel all running activities. `run` raises an error once they have stopped."""
         # Counted, because an interrupt may come between two activities, when there is nothing to cancel.
         self._interrupts += 1
         for handle in self._running:
@@ -216,7 +216,8 @@ class ActivityRunner:
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
         """Run a short activity as a local activity, in the worker that runs the workflow.
 
-        A local activity adds fewer events to the history, has no heartbeats and may run again after a crash.
+        A local activity adds fewer events to the history. It has no heartbeats and may run again after a
+        crash.
 
         Raises:
             ActivityFailedError: see `run`.
@@ -239,7 +240,7 @@ class ActivityRunner:
         return result
 
     async def run_workflow(self, child: Coroutine[Any, Any, R]) -> R:
-        """Wait for a child workflow, which `interrupt` cancels.
+        """Wait for a child workflow. `interrupt` cancels the child.
 
         The child has closed when this method returns or raises an error.
 
@@ -261,7 +262,7 @@ class ActivityRunner:
     async def _run_on(
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
-        """Run an activity on a task queue, and wait while the queue's workers are busy."""
+        """Run an activity on a task queue. Wait while the workers of the queue are busy."""
         since, notice, is_reported, before = workflow.now(), self._notice, False, self._interrupts
         if self._is_executors_own(queue):
             notice = min(notice, EXECUTOR_NOTICE)
@@ -287,7 +288,7 @@ class ActivityRunner:
             self._waits.pop((since, queue), None)
 
     def _is_stopped(self, before: int) -> bool:
-        """Return whether `interrupt` was called after `before` was read, even if no activity was running then."""
+        """Return whether `interrupt` was called since `before` was read, even if no activity was running."""
         if self._interrupts == before:
             return False
         self.interrupted = True
@@ -314,7 +315,7 @@ class ActivityRunner:
         )
 
     async def _settle(self, handle: workflow.ActivityHandle[Any]) -> Any:
-        """Wait for an activity, which `interrupt` cancels."""
+        """Wait for an activity. `interrupt` cancels the activity."""
         self._running[handle], self.interrupted = None, False
         try:
             return await handle
@@ -332,7 +333,7 @@ class ActivityRunner:
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
     def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, tried_queues: list[str]) -> str:
-        """Return the task queue to try next, after an activity has reached workers without the workspace.
+        """Return the task queue to try next if the workers of a queue do not have the workspace.
 
         Raises:
             ActivityFailedError: no queue is left.
@@ -365,7 +366,7 @@ class ActivityRunner:
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
     async def _check_workers(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
-        """Check whether a task queue has workers, because none of them has taken an activity.
+        """Check whether a task queue has workers. Called if no worker has taken an activity yet.
 
         Returns:
             Time until the next check, and whether the queue has no worker.
@@ -409,12 +410,12 @@ class ActivityRunner:
 
 
 def new_activity_id() -> str:
-    """Return an id that is unique in this workflow, because each result is sealed for a single call."""
+    """Return an ID that is unique in this workflow. Each result is sealed for a single activity."""
     return workflow.uuid4().hex[:16]
 
 
 def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
-    """Return the error to raise for a failed activity, with the activity's own message if there is one."""
+    """Return the error to raise for a failed activity. The error uses the activity's message if available."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} exceeded its time limit of {options.timeout.total_seconds():g} s"
@@ -432,11 +433,11 @@ def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedEr
 
 
 def found_no_worker(error: ActivityError) -> bool:
-    """Return whether no worker took the activity in time."""
+    """Return whether an activity failed because no worker took it in time."""
     cause = error.cause
     return isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.SCHEDULE_TO_START
 
 
 def priority_of(project: str, weight: float, urgent: Urgency) -> Priority:
-    """Return the task queue priority for a project's activities."""
+    """Return the task queue priority of a project's activities."""
     return Priority(priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=weight)

@@ -51,11 +51,11 @@ ALERT_RETRIES = RetryPolicy(
 
 
 class ContinueAsNew(Exception):  # noqa: N818 - it ends the Temporal run, it is not an error
-    """A new Temporal run follows this one."""
+    """Raised to continue the workflow in a new Temporal run."""
 
 
 class NotOpenedError(Exception):
-    """The workspace could not be opened, and no work was started."""
+    """Raised if the workspace could not be opened. No work was started."""
 
     def __init__(self, reason: str, kind: str) -> None:
         """Store the reason and `kind`, the error type that the workflow's caller sees."""
@@ -65,9 +65,10 @@ class NotOpenedError(Exception):
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn an `InvalidRequestError` into a non-retryable `ApplicationError`.
+    """Convert an `InvalidRequestError` to a non-retryable `ApplicationError`.
 
-    Any other exception would fail the workflow task, and Temporal would retry it until the worker's code changes.
+    Any other exception would fail the workflow task, and Temporal would retry the task until the worker's
+    code changes.
     """
     try:
         yield
@@ -81,7 +82,7 @@ def check_seal(seal: Seal | None) -> None:
     """Check that the input was sealed for this workflow.
 
     Raises:
-        InvalidRequestError: the input was sealed for another workflow, so this one must not start.
+        InvalidRequestError: the input was sealed for another workflow. This workflow must not start.
     """
     if seal is not None:
         info = workflow.info()
@@ -94,7 +95,7 @@ def check_seal(seal: Seal | None) -> None:
 
 
 class Inbox:
-    """Verifies message seals and refuses replays. Without authentication, it accepts every message.
+    """Verifies message seals and refuses replays. Without authentication, all messages are accepted.
 
     Attributes:
         heard: accepted messages, which are passed to the next run.
@@ -102,7 +103,7 @@ class Inbox:
     """
 
     def __init__(self, seal: Seal | None, messages: MessageLog) -> None:
-        """Start with the input's seal and the messages that previous runs accepted."""
+        """Start with the input's seal and the messages accepted by previous runs."""
         self._seal = seal
         # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
@@ -110,7 +111,7 @@ class Inbox:
         self.last_heard: datetime | None = None
 
     def read(self, message: Any) -> Any:
-        """Return the content of an update's argument, without recording the message.
+        """Return the content of an update's argument. The message is not recorded.
 
         Raises:
             ApplicationError: the message is a replay or was sealed for another workflow.
@@ -126,7 +127,7 @@ class Inbox:
         return message
 
     def take(self, message: Any) -> Any:
-        """Return an argument's content, and record the message so that it is not accepted again.
+        """Return the content of an argument. Record the message so that it is not accepted again.
 
         Raises:
             ApplicationError: see `read`.
@@ -140,7 +141,7 @@ class Inbox:
     def take_signal(self, message: Any) -> tuple[Any, ...]:
         """Return the content of a signal's argument.
 
-        Return an empty value if the signal is refused, because a signal has no reply.
+        The result is empty if the signal is refused, because a signal has no reply.
         """
         try:
             return (self.take(message),)
@@ -166,10 +167,10 @@ class Meter:
 
 
 class Run(Routing, ABC):
-    """A run's kernel state. Other classes read it, and change it only through these methods.
+    """Kernel state of a run. Other classes only change the state through these methods.
 
     Attributes:
-        id: workflow id.
+        id: workflow ID.
         core: state that is passed to the next Temporal run.
         timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
@@ -178,7 +179,7 @@ class Run(Routing, ABC):
         inbox: authenticates messages.
         alerts: sends alerts.
         is_reset: whether the run was reset in Temporal and the reset has not been handled yet.
-        is_woken: True if the main loop has work to do.
+        is_woken: whether the main loop has work to do.
     """
 
     whole: ClassVar[str] = "the episode"
@@ -228,12 +229,12 @@ class Run(Routing, ABC):
 
     @property
     def answer_hint(self) -> str:
-        """Hint about where else to answer if the run has no open question."""
+        """Hint about other places to answer if the run itself has no open question."""
         return TELL_THE_PLANNER
 
     @property
     def goes_on(self) -> bool:
-        """True if the input belongs to an id that was used before."""
+        """True if an earlier run used the same ID."""
         return self._given.replace
 
     @abstractmethod
@@ -259,7 +260,7 @@ class Run(Routing, ABC):
 
     @property
     def is_first(self) -> bool:
-        """True if no earlier run had this id, i.e. the run has no parent and does not continue another run."""
+        """True if the run has no parent and no previous run, and its ID is new."""
         info = workflow.info()
         return info.parent is None and info.continued_run_id is None and not self.goes_on
 
@@ -281,7 +282,7 @@ class Run(Routing, ABC):
         self.is_woken = False
 
     def watch_resets(self) -> None:
-        """Detect a reset in Temporal. The only sign of a reset is the new random seed."""
+        """Detect a reset in Temporal. A new random seed is the only sign of a reset."""
         workflow.register_random_seed_callback(self._mark_reset)
 
     def _mark_reset(self, _seed: int) -> None:
@@ -291,7 +292,7 @@ class Run(Routing, ABC):
 
     @property
     def priority(self) -> Priority:
-        """Priority of the next activity. Replay does not compare it."""
+        """Priority of the next activity. Not compared during replay."""
         urgent = urgency(last_message_at=self.inbox.last_heard, now=workflow.now(), is_new=self.is_new)
         return priority_of(self.project, self.queues.weight, urgent)
 
@@ -309,13 +310,13 @@ class Run(Routing, ABC):
         self.timeline.add(self.core.timeline[-1])
 
     def log_drift(self, drift: Drift | None, step: str = "") -> None:
-        """Record changes on disk that the run did not make."""
+        """Record file changes that the run did not make."""
         self.core, report = note_drift(self.core, drift)
         for line in report:
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
     def log_delivery(self, delivered: str) -> None:
-        """Record where the result was delivered. The place is empty if the result is in the working tree."""
+        """Record the place of the delivered result. Empty if the result is in the working tree."""
         if delivered:
             self.core = self.core.evolve(delivered=delivered)
             self.log("result", delivered, characters=COMMAND_CHARACTERS)
@@ -333,11 +334,11 @@ class Run(Routing, ABC):
         return any(question.blocks == self.whole for question in self.waiting)
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions that have one of the given kinds."""
+        """Return the open questions of the given kinds."""
         return self.core.questions.find(*kinds)
 
     def ask(self, question: Question) -> Question:
-        """Open a question and return it with its id."""
+        """Open a question and return it with its ID."""
         questions, opened = self.core.questions.open(question, self.now())
         self.core = self.core.evolve(questions=questions)
         if opened.blocks:
@@ -353,7 +354,7 @@ class Run(Routing, ABC):
         return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
 
     def match(self, command: AnswerCommand) -> Answers:
-        """Return the questions that a command answers, without recording an answer. See `match_answers`."""
+        """Return the questions that a command answers. No answer is recorded. See `match_answers`."""
         return match_answers(
             command,
             # A question with a command of its own, such as `dispatch`, is answered by that command only.
@@ -362,7 +363,7 @@ class Run(Routing, ABC):
         )
 
     def answer(self, answers: Answers) -> Answers:
-        """Record answers and return the updated questions. A question with a `chosen` option is closed."""
+        """Record answers and return the updated questions. Questions with a `chosen` option are closed."""
         questions, updated_answers = self.core.questions.answer(answers, self.now())
         self.core = self.core.evolve(questions=questions)
         for question, _ in updated_answers:
@@ -375,7 +376,7 @@ class Run(Routing, ABC):
         self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
-        """Remove a question that a person settled by means other than an answer."""
+        """Remove a question that a person settled without answering it."""
         self.close_questions(question.id)
         self._measure(question)
 
@@ -388,17 +389,17 @@ class Run(Routing, ABC):
     # -- requests of people -----------------------------------------------------------------------------
 
     def want_pause(self, pause: Question | None) -> None:
-        """Set the pause that begins at the next safe point. None withdraws a requested pause."""
+        """Set the pause for the next safe point. None withdraws a requested pause."""
         self.core = self.core.evolve(pause=pause)
 
     def take_pause(self) -> Question | None:
-        """Return and clear the requested pause, because the pause begins now."""
+        """Return and clear the requested pause when the pause begins."""
         pause = self.core.pause
         self.want_pause(None)
         return pause
 
     def cancel(self, reason: str) -> None:
-        """Request cancellation. The first reason wins, even across Temporal runs."""
+        """Request cancellation. The first reason is kept, even across Temporal runs."""
         if self.core.cancel is None:
             self.core = self.core.evolve(cancel=reason)
         self.wake()
@@ -425,7 +426,10 @@ class Alerts:
         return task
 
     async def send_last(self, alert: Alert) -> None:
-        """Send an alert and wait up to `LAST_ALERT_TIMEOUT` for it, because closing the workflow would drop it."""
+        """Send an alert and wait for up to `LAST_ALERT_TIMEOUT`.
+
+        Closing the workflow earlier would drop the alert.
+        """
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
@@ -451,7 +455,7 @@ class Alerts:
             self._run.log("alert", delivery_line(request.alert, delivery))
 
     async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
-        """Send an alert from the workspace's queue or, if that queue has no worker, from the workflow's own queue."""
+        """Send an alert from the workspace's queue. If the queue has no worker, use the workflow's own queue."""
         try:
             return await _execute(request, self._run.queues.workspace)
         except ActivityError as error:

@@ -26,7 +26,7 @@ PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
 
 
 class Reporter:
-    """Publishes details and search attributes only as often as needed."""
+    """Publishes details and search attributes, but only as often as needed."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Reporter:
 
         Args:
             details: returns the current details as Markdown.
-            called_for: kind of the question in the attributes. Empty if no question is waiting.
-            paused: whether the attributes show that the workflow continues only after an answer.
+            called_for: kind of the question in the search attributes. Empty if no question is waiting.
+            paused: whether the search attributes show that the workflow is blocked until an answer arrives.
             running: status to show while the workflow is not waiting.
-            every: minimum time between two refreshes of the details that can wait.
+            every: minimum time between two refreshes of the details, unless they are urgent.
             now: returns the current time.
             show: publishes the details.
-            upsert: changes search attributes, which costs one event.
+            upsert: changes search attributes. Each change costs one event.
         """
         self._details, self._every = details, every
         self._now, self._show, self._upsert = now, show, upsert
@@ -58,7 +58,7 @@ class Reporter:
         self._shown_at: datetime | None = None
 
     def show(self, *, at_once: bool = True) -> None:
-        """Refresh the current details. Unless `at_once` is set, do this at most once per interval."""
+        """Refresh the current details. Without `at_once`, refresh them at most once per interval."""
         now = self._now()
         if at_once or self._shown_at is None or now - self._shown_at >= self._every:
             self._shown_at = now
@@ -66,11 +66,11 @@ class Reporter:
             self._show(self._details())
 
     def call_for(self, kind: str, *, paused: bool = True, running: str = "running") -> None:
-        """Publish the kind of answer that is needed in the search attributes.
+        """Update the search attributes with the kind of answer that is needed.
 
         Args:
-            kind: kind of the open question. Empty if there is none.
-            paused: whether the workflow continues only after an answer.
+            kind: kind of the open question. Empty if no question is open.
+            paused: whether the workflow is blocked until an answer arrives.
             running: status to show while the workflow is not waiting.
         """
         status = "paused" if kind and paused else running
@@ -107,9 +107,8 @@ StatusKey = tuple[str, ...]
 class Recording:
     """Records a run in the ledger when its status or questions change.
 
-    Makes one call at a time, ending with the newest state.
-
-    The activities that open and close the workspace record the start and the end of a run.
+    Only one call runs at a time. The last call records the newest state. The activities that open and
+    close the workspace record the start and the end of a run.
     """
 
     def __init__(
@@ -119,13 +118,15 @@ class Recording:
         row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
-        """Start in the state that was recorded on opening. After continue-as-new, the recorded state is unknown.
+        """Start in the state that was recorded when the workspace was opened.
+
+        After continue-as-new, the recorded state is unknown.
 
         Args:
             run: provides the scope and the task queue.
-            visible_state: returns a short form of the visible state. Changes to it are recorded.
+            visible_state: returns a short form of the visible state. Changes to this form are recorded.
             row: returns the full row.
-            events: returns pending timeline events, each of them once.
+            events: returns pending timeline events. Each event is returned only once.
         """
         self._run, self._see, self._row, self._events = run, visible_state, row, events
         self._recorded: StatusKey | None = None if workflow.info().continued_run_id else ("running",)
@@ -143,7 +144,10 @@ class Recording:
         self.show()
 
     async def settle(self) -> None:
-        """Wait up to `SETTLE_TIMEOUT` for a running record, which would be lost when the run ends."""
+        """Wait up to `SETTLE_TIMEOUT` for a record that is being written.
+
+        The record would be lost when the run ends.
+        """
         recording = self._recording
         if recording is not None and not recording.done():
             with contextlib.suppress(TimeoutError):
@@ -158,7 +162,7 @@ class Recording:
             await self.send(self._row())
 
     async def send(self, snapshot: WorkflowSnapshot) -> None:
-        """Record a row and the pending timeline events. If this fails, only log the failure."""
+        """Record a row and the pending timeline events. A failure is only logged."""
         try:
             await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=self._events()))
         except ActivityError as error:
@@ -212,19 +216,19 @@ async def signal_parent(waits: Waits) -> None:
 
 
 class ParentReporter:
-    """Signals open questions to the parent plan, without duplicates."""
+    """Signals open questions to the parent plan. Unchanged questions are not sent again."""
 
     def __init__(
         self, *, is_child: bool, is_first_run: bool, send: Callable[[Waits], Awaitable[None]] = signal_parent
     ) -> None:
-        """Start with nothing reported. After continue-as-new, the last report is unknown."""
+        """Start without a previous report. After continue-as-new, the last report is unknown."""
         self._is_child, self._send = is_child, send
         self._sent: Waits | None = () if is_first_run else None
         self._wanted: Waits = ()
         self._sending: asyncio.Task[None] | None = None
 
     def report(self, waits: Waits) -> None:
-        """Send the open questions in the background. The newest state arrives last."""
+        """Send the open questions in the background. The newest state is sent last."""
         self._wanted = waits
         is_telling = self._sending is not None and not self._sending.done()
         if self._is_child and waits != self._sent and not is_telling:
@@ -250,7 +254,7 @@ class View(ABC):
     @property
     @abstractmethod
     def tells_parent(self) -> bool:
-        """True if the parent workflow receives the open questions."""
+        """True if the open questions are sent to the parent workflow."""
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
@@ -260,12 +264,12 @@ class View(ABC):
     @property
     @abstractmethod
     def is_opened(self) -> bool:
-        """True if the workspace is open, so that the ledger has a row."""
+        """True if the workspace is open. The ledger then has a row for the run."""
 
     @property
     @abstractmethod
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the run continues only after it is answered."""
+        """Most important open question, and whether the run is blocked until it is answered."""
 
     @abstractmethod
     def details(self) -> str:
@@ -276,15 +280,18 @@ class View(ABC):
         """Return the ledger row."""
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return the pending timeline events and clear the list. Return nothing if activities record the events."""
+        """Return the pending timeline events and clear the list.
+
+        The result is empty if activities record the events.
+        """
         return ()
 
 
 class Reporting:
-    """Publishes a run's state after each change, but only as often as needed."""
+    """Publishes the state of a run after each change, but only as often as needed."""
 
     def __init__(self, run: Run, view: View, *, every: timedelta = timedelta()) -> None:
-        """Start with the previous run's search attributes.
+        """Start with the search attributes of the previous run.
 
         `every` is the minimum time between two refreshes of the details.
         """
@@ -298,7 +305,7 @@ class Reporting:
 
     @property
     def status(self) -> str:
-        """`paused` if the run continues only after an answer, otherwise the run's own status."""
+        """`paused` if the run is blocked until a question is answered, otherwise the run's own status."""
         return "paused" if self._run.is_running and self._view.needs[1] else self._run.status
 
     def show(self, *, at_once: bool = True) -> None:
@@ -341,12 +348,15 @@ class Reporting:
     def refuse(self) -> None:
         """Publish that the run was refused.
 
-        The id of a first run stays available, and the run does not hide an earlier run.
+        The ID of a first run can be used again. A refused run does not hide an earlier run.
         """
         self._reporter.close(REFUSED if self._run.is_first else "failed")
 
     async def record_refused(self) -> None:
-        """Record a run whose workspace was not opened, so that no activity records its end."""
+        """Record the end of a run whose workspace was not opened.
+
+        No activity records the end of such a run.
+        """
         if self._run.is_first:
             await self._recording.send(self.last.evolve(started=workflow.info().workflow_start_time))
 

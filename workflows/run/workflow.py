@@ -22,10 +22,11 @@ REASON_CHARACTERS = 1_000
 
 
 class Commands(ABC):
-    """People's commands, implemented by each kind of run.
+    """Commands from people, implemented by each kind of run.
 
-    Commands are parsed before they are passed to these methods, which change state and return. `resume`, `answer` and
-    `top_up` may wait, and must look up the open questions again afterwards, because another answer may have arrived.
+    Commands are parsed before these methods are called. The methods change state and return. `resume`,
+    `answer` and `top_up` may wait. Afterwards, they must look up the open questions again, because
+    another answer may have arrived.
     """
 
     @abstractmethod
@@ -38,7 +39,7 @@ class Commands(ABC):
 
     @abstractmethod
     def pause(self, remark: Remark) -> None:
-        """Stop starting anything new. Repeated requests have no effect."""
+        """Stop starting new work. Repeated requests have no effect."""
 
     @abstractmethod
     async def resume(self, note: Any) -> None:
@@ -68,8 +69,9 @@ class Commands(ABC):
 class RunWorkflow(ABC):
     """Base class of the workflows. A subclass sets the three attributes in `@workflow.init`.
 
-    Handlers may run before `run` does, so all state has to exist after `__init__`. A subclass that overrides an update
-    has to define its validator again. Otherwise, the update has no validator.
+    Handlers may run before `run` does, so all state has to exist after `__init__`. A subclass that
+    overrides an update has to define the update's validator again. Otherwise, the update has no
+    validator.
     """
 
     _run: Run
@@ -111,7 +113,9 @@ class RunWorkflow(ABC):
     # -- life cycle -----------------------------------------------------------------------------------
 
     async def _live(self) -> Any:
-        """Check the input, do the work and close the run. This is a run's whole life cycle.
+        """Check the input, do the work and close the run.
+
+        This method covers the whole life cycle of a run.
 
         Raises:
             ApplicationError: the start was refused, or the run failed.
@@ -165,7 +169,7 @@ class RunWorkflow(ABC):
 
     @workflow.signal(description="Resume: choose the default of each open question. Optional argument: a note.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
-        """End all pauses that do not need a decision by a person."""
+        """End all pauses that do not need a person's decision."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
@@ -216,7 +220,7 @@ class RunWorkflow(ABC):
     # Temporal decodes arguments again after a validator, and replay runs no validator: handlers parse for themselves.
 
     def _check(self, read: Callable[[Any], object], message: Any) -> None:
-        """Validate an update without changing state. A refused update leaves no event in the history.
+        """Validate an update without changing state. A refused update does not add an event to the history.
 
         Raises:
             ApplicationError: the message is not authentic, too late, or invalid.
@@ -227,7 +231,7 @@ class RunWorkflow(ABC):
             read(content)
 
     def _take(self, read: Callable[[Any], C], message: Any) -> C:
-        """Parse an update's message, and record the message so that it is not accepted again.
+        """Parse an update's message. Record the message so that it is not accepted again.
 
         Raises:
             ApplicationError: see `_check`. The state may have changed since validation.
@@ -239,7 +243,10 @@ class RunWorkflow(ABC):
 
 
 def is_other_build_wanted() -> bool:
-    """Return whether new workflows start on another build than this run's. Always False for unversioned workers."""
+    """Return whether new workflows start on a different build than this run.
+
+    Always False for unversioned workers.
+    """
     return workflow.info().is_target_worker_deployment_version_changed()
 
 

@@ -55,7 +55,7 @@ _WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus
 
 
 class Run:
-    """One run of an agent, with its events, stop conditions and outcome. It is used by one thread."""
+    """One run of an agent, with its events, stop conditions and outcome. Use it from one thread."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Run:
         token: Callable[[str], ResumeToken],
         resume: ResumeToken | None,
     ) -> None:
-        """Set the limits, the reader and the control. `token` creates a resume token from a session id."""
+        """Prepare a run. `token` creates a resume token from a session id."""
         self._stop: Stop | None = None
         self._bounds = Bounds(choice, gateway)
         self._transcript = BoundedOutput()
@@ -95,12 +95,12 @@ class Run:
             self._read(line)
 
     def close(self) -> None:
-        """Read the rest of the output and report the last progress."""
+        """Read the remaining output and report the final progress."""
         self._read(self._lines.rest())
         self._report()
 
     def must_stop(self) -> bool:
-        """Return whether the agent must be stopped. This is polled several times a second."""
+        """Return whether the agent must be stopped. Called several times a second."""
         # Checked at every poll; the limits less often, because they read the counters of the gateway.
         if self._stop is None and self._control.is_cancelled():
             self._stop = Stop.CANCELLED
@@ -151,7 +151,7 @@ class Run:
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
         """Return the run's outcome.
 
-        The limits and usage that the gateway saw take precedence over the agent's report.
+        Limits and usage reported by the gateway take precedence over the agent's report.
         """
         counters = None if self._gateway is None else self._gateway.read_counters()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
@@ -204,7 +204,7 @@ class AgentExecutor(AgentHost, Executor):
         return availability.evolve(usable=False, reason=missing) if availability.usable and missing else availability
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Derive the outcome of a dead attempt from its recorded events, if they show how it ended."""
+        """Return the outcome of a dead attempt if its recorded events show how it ended."""
         reader = self.adapter.reader(order)
         resume = order.resume
         try:
@@ -263,7 +263,7 @@ class AgentExecutor(AgentHost, Executor):
         home: Path,
         way: tuple[ModelAccess, GatewayServer | None],
     ) -> ExecutorOutcome | None:
-        """Run the agent once. Return None if it does not know the session to resume."""
+        """Run the agent once. Return None if the agent cannot find the session to resume."""
         access, gateway = way
         launch = self.adapter.launch(order, home, access, order.resume)
         inside = str(self.tree_inside(order, own_sandbox=launch.own_sandbox))

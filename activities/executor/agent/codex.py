@@ -68,14 +68,17 @@ _CONFIG = ("Error loading config.toml", "error: unexpected argument", "error: in
 
 
 class CodexReader(EventReader):
-    """Reads one run. An item of type `error` is only a warning; `turn.failed` and `error` are failures."""
+    """Reads the events of one run.
+
+    The events `turn.failed` and `error` are failures. An item of type `error` is only a warning.
+    """
 
     def __init__(self, *, resumed: bool = False, now: Callable[[], datetime] = local_now) -> None:
         """Prepare to read a run.
 
         Args:
-            resumed: whether the thread has earlier runs, so that its token counts exceed those of this run.
-            now: the clock for resets that are given as a time of day.
+            resumed: whether the thread has earlier runs. Its token counts then include those runs.
+            now: returns the current time, for limits that reset at a time of day.
         """
         self._resumed = resumed
         self._now = now
@@ -133,7 +136,7 @@ class CodexReader(EventReader):
                 return [event(EventKind.UNKNOWN, kind)]
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether codex rejected the thread to resume or has no file for it."""
+        """Return whether codex could not find the thread to resume."""
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
@@ -202,7 +205,7 @@ class CodexReader(EventReader):
         return _end(ExecutorStatus.FAILED, f"the codex turn failed: {error or 'no reason given'}", ErrorKind.PROTOCOL)
 
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
-        """Derive the outcome of a run without a final event from its status lines."""
+        """Return the outcome of a run that ended without a final event, based on its last output."""
         end = ending.output_end.strip()
         # Once a thread has started, such a phrase may be output of a command.
         if not self._began and any(phrase in end for phrase in _CONFIG):
@@ -260,10 +263,10 @@ _SHELL_VARIABLES = (
 
 
 class CodexAdapter:
-    """Starts and reads Codex, which sandboxes its commands itself.
+    """Runs Codex, which has its own sandbox for commands.
 
-    The commands cannot see any key, the network, `SECRET_PLACES` or tightloop's state. They can write to the working
-    tree except its `.git`, and to a temporary folder in the agent's home.
+    The commands cannot see any key, the network, `SECRET_PLACES` or tightloop's state. They can write to
+    the working tree except its `.git`, and to a temporary folder in the agent's home.
     """
 
     name = NAME
@@ -288,7 +291,7 @@ class CodexAdapter:
         return availability
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Determine the command line, environment, secrets and files with which the agent starts.
+        """Return the command line, environment, secrets and files for starting the agent.
 
         Raises:
             ExecutorError: an option is invalid, a person would have to be asked, or the login is missing.
@@ -365,7 +368,10 @@ class CodexAdapter:
 
 
 def native(program: Path) -> str:
-    """Find the codex binary that npm's node script runs. Killing only the script would leave codex running."""
+    """Return the path of the codex binary that npm's node script runs.
+
+    Killing only the script would leave codex running.
+    """
     script = program.resolve()
     if script.suffix != ".js":
         return str(program)

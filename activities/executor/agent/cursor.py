@@ -45,7 +45,10 @@ _SHOWN = ("command", "path", "globPattern", "pattern", "url", "query")
 
 
 class CursorReader(EventReader):
-    """Reads one run. Failures are not reported as events. They appear in standard error and the exit code."""
+    """Reads the events of one run.
+
+    Failures are not reported as events. They appear in standard error and the exit code.
+    """
 
     def __init__(self, *, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
@@ -135,7 +138,7 @@ class CursorReader(EventReader):
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name (`shell` for `shellToolCall`), the arguments and the result of a tool call."""
+    """Return the name, arguments and result of a tool call. The name of a `shellToolCall` is `shell`."""
     for key in tool_call:
         if key.endswith("ToolCall"):
             return key.removesuffix("ToolCall"), part(tool_call, key)
@@ -151,7 +154,7 @@ def _describe(name: str, arguments: Mapping[str, Any]) -> str:
 def _usage(usage: Mapping[str, Any]) -> Usage:
     """Return the token usage. Cache reads and writes are added to the input.
 
-    It has not been verified that the reported input excludes the cache.
+    This assumes that the reported input excludes the cache, which has not been verified.
     """
     cached = number(usage, "cacheReadTokens")
     input_tokens, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
@@ -170,10 +173,10 @@ _HOW_TO_GET = "Install the Cursor CLI (see https://cursor.com/cli)"
 
 
 class CursorAdapter:
-    """Starts and reads Cursor's agent.
+    """Runs Cursor's agent.
 
-    The model is configured in Cursor rather than through a gateway, so the real key is in the agent's environment,
-    where its tools may see it. Its model calls can be neither counted nor limited.
+    The model is configured in Cursor rather than through a gateway. The real key is therefore in the
+    agent's environment, where its tools may see it. Model calls can be neither counted nor limited.
     """
 
     name = NAME
@@ -190,7 +193,7 @@ class CursorAdapter:
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Determine the command line, environment and prompt with which the agent starts.
+        """Return the command line, environment and prompt for starting the agent.
 
         The agent reads the prompt from standard input.
 

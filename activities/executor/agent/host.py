@@ -64,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The way in which an agent's process ended."""
+    """The end of an agent's process: its exit code and last output."""
 
     exit_code: int | None
     output_end: str
@@ -72,7 +72,7 @@ class Ending:
 
 
 class EventReader(ABC):
-    """Reads the events of one run and keeps a bounded summary for the outcome."""
+    """Reads the events of one run and builds a bounded summary for the outcome."""
 
     @abstractmethod
     def feed(self, line: str) -> list[ExecutorEvent]:
@@ -84,26 +84,26 @@ class EventReader(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Return whether the agent has reported the end of its work, successful or not."""
+        """Return whether the agent has reported that it is done, successfully or not."""
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether the agent only reported that the session to resume is unknown.
+        """Return whether the run failed only because the session to resume is unknown.
 
-        If so, it is started again with a new session.
+        If so, the agent is started again with a new session.
         """
         del ending
         return False
 
     @abstractmethod
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the run's outcome, based on the agent's events and on how the process ended.
+        """Return the run's outcome, based on the agent's events and the end of its process.
 
-        This is not called after a cancellation or when one of our limits is hit.
+        This is not called if the run was cancelled or exceeded one of our limits.
         """
 
 
 class ModelUser(Protocol):
-    """The properties of an agent that concern its model."""
+    """The model-related properties of an agent."""
 
     @property
     def name(self) -> str:
@@ -112,38 +112,38 @@ class ModelUser(Protocol):
 
     @property
     def wire(self) -> Wire | None:
-        """The wire format. None if the provider is fixed, so that the agent runs without a gateway."""
+        """The wire format. None if the agent's provider is fixed, in which case no gateway is used."""
 
     @property
     def default_base_url(self) -> str:
-        """The base URL to use if the settings do not name one."""
+        """The base URL used if the settings do not specify one."""
         ...
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the agent's provider and of its login renewal, in the syntax of `sandbox.network`.
+        """The hosts of the agent's provider and its login service, in the syntax of `sandbox.network`.
 
-        They are allowed if there is no gateway and the settings do not name a base URL.
+        They are allowed if there is no gateway and the settings do not specify a base URL.
         """
         ...
 
     @property
     def default_key_env(self) -> str:
-        """The worker variable that contains the key if the settings do not name one. Empty if no key is needed."""
+        """The default name of the worker variable that contains the key. Empty if no key is needed."""
         ...
 
 
 class AgentAdapter(ModelUser, Protocol):
-    """An agent with a command line that prints one JSON event per line."""
+    """An agent with a command line interface that prints one JSON event per line."""
 
     def availability(self) -> Availability:
         """Check whether the agent's program is installed; see `Executor.availability`."""
         ...
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Determine the parameters with which the agent starts.
+        """Return the parameters for starting the agent.
 
-        `home` is the agent's own home for this episode, and HOME of the process.
+        `home` is the agent's home folder for this episode. It is also HOME in the agent's environment.
 
         Raises:
             ExecutorError: the order cannot be run with this configuration.
@@ -161,13 +161,13 @@ resumed."""
 
 
 def resume_preface() -> str:
-    """Return the text that is put in front of the task when a session is resumed."""
+    """Return the text that precedes the task when a session is resumed."""
     return (resources.files("activities.executor.agent") / "prompts" / "resume.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentHost:
-    """Runs an agent on this host. Executors add the protocol."""
+    """Runs an agent on this host. The executors implement the protocol."""
 
     settings: AgentSettings
     """The settings of this agent."""
@@ -193,7 +193,8 @@ class AgentHost:
     def missing_key(self, agent: ModelUser) -> str:
         """Return a message about a missing key, or "" if no key is missing.
 
-        A self-hosted service (`base_url`) may not need a key, unless the settings name the variable that contains it.
+        A self-hosted service (`base_url`) needs a key only if the settings name the variable that contains
+        it.
         """
         settings = self.settings
         variable = settings.api_key_env or agent.default_key_env
@@ -211,9 +212,9 @@ class AgentHost:
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
     ) -> "Iterator[tuple[ModelAccess, GatewayServer | None]]":
-        """Open an agent's model access for one delivery. Leaving the context closes the gateway, if there is one.
+        """Open an agent's model access for one delivery. The gateway, if any, is closed on exit.
 
-        With `own_bound`, the caller itself limits the number of model calls if there is no gateway.
+        Set `own_bound` if the caller limits the number of model calls when there is no gateway.
 
         Yields:
             The access and the gateway. Without a gateway, calls are neither counted nor limited.
@@ -260,7 +261,7 @@ class AgentHost:
         return f"the agent may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def tree_inside(self, order: WorkOrder, *, own_sandbox: bool) -> Path:
-        """Return the path at which the agent sees its tree. `own_sandbox` is as in `Launch`."""
+        """Return the path of the working tree as the agent sees it. `own_sandbox` is as in `Launch`."""
         root = Path(order.root)
         try:
             if self.agent_sandbox is None or order.executor.mode is AgentMode.FULL:
@@ -277,7 +278,7 @@ class AgentHost:
     ) -> ProcessRequest:
         """Build the process request for running the agent without a sandbox.
 
-        The request includes only those worker variables that the settings name.
+        Only the worker variables that the settings name are included.
 
         Raises:
             ExecutorError: the agent's program does not exist.
@@ -320,10 +321,10 @@ class AgentHost:
 
         Yields the request and the sandbox's name.
 
-        An agent with its own sandbox is also wrapped if sandboxes can be nested on this host.
+        An agent with its own sandbox is wrapped as well if this host supports nested sandboxes.
 
         Raises:
-            SandboxUnavailableError: the agent has no sandbox of its own and this worker has none.
+            SandboxUnavailableError: neither the agent nor this worker has a sandbox.
         """
         if order.executor.mode is AgentMode.FULL:
             yield request, "none"
@@ -355,12 +356,15 @@ class AgentHost:
             yield fenced, f"{self.agent_sandbox.name}+own" if nested else self.agent_sandbox.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
-        """Yield the values to redact, including the worker's own key, which an unsandboxed agent could find."""
+        """Yield the values to redact.
+
+        They include the worker's key, because an agent without a sandbox could find it.
+        """
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)
 
 
 def _authority(base_url: str) -> tuple[str, ...]:
-    """Return the host, which may be private, and the port of a URL from the settings or the gateway."""
+    """Return the host and port of a URL from the settings or the gateway. The host may be private."""
     host = host_of(base_url)
     return (host.authority,) if host else ()

@@ -28,10 +28,10 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
 def find_program(configured: str, *usual: str) -> str:
-    """Find the first program that exists and return its absolute path, or "" if none exists.
+    """Return the absolute path of the first program that exists, or "" if none does.
 
     Args:
-        configured: the name or path from the settings. If given, `usual` is not searched.
+        configured: the name or path from the settings. If given, `usual` is ignored.
         usual: the names that the agent's installers use, best first.
     """
     names = (configured,) if configured else usual
@@ -39,10 +39,10 @@ def find_program(configured: str, *usual: str) -> str:
 
 
 def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
-    """Return `PATH` (and `VIRTUAL_ENV`) for commands in an agent's sandbox, with the project's programs first.
+    """Return `PATH` and `VIRTUAL_ENV` for commands in an agent's sandbox.
 
-    Writable folders are excluded from the worker's PATH, because Codex also looks there for its sandbox program. Codex
-    ignores those in the working tree itself.
+    The project's programs come first. Writable folders are excluded from the worker's PATH, because Codex
+    searches PATH for its sandbox program. Codex already ignores programs in the working tree.
 
     Args:
         root: the working tree.
@@ -56,7 +56,7 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:
-    """Check a program and return its version, or the reason why the program is unusable."""
+    """Check a program. Return its version, or the reason why the program cannot be used."""
     if not program:
         return Availability(usable=False, reason=f"the program {looked_for} was not found. {get_it}")
     version = version_of(program)
@@ -66,7 +66,7 @@ def check_program(program: str, looked_for: str, get_it: str) -> Availability:
 
 
 def version_of(program: str) -> str:
-    """Return the first version number that `--version` prints, or "" if it fails.
+    """Return the first version number that `--version` prints, or "" if the program fails.
 
     This takes at most `VERSION_LIMIT_S`. The result is cached until the program file changes.
     """
@@ -78,7 +78,7 @@ def version_of(program: str) -> str:
 
 
 class _NoVersionError(Exception):
-    """No version was reported. This is an exception because `lru_cache` would cache any return value."""
+    """Raised if a program reports no version, because `lru_cache` would cache a return value."""
 
 
 @lru_cache(maxsize=32)
@@ -104,10 +104,10 @@ def _ask_version(program: str, changed_ns: int) -> str:
 
 
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
-    """Create and return an agent's home for an episode, `homes/<16 hex digits of the episode>/<agent>`, mode 0700.
+    """Create and return the agent's home `homes/<16 hex digits of the episode>/<agent>` with mode 0700.
 
-    All deliveries in an episode share it, because the agent's sessions are stored there. `homes` must not be inside the
-    temporary folder, where some agents' sandboxes cannot see their own programs.
+    All deliveries of an episode share this folder, because it contains the agent's sessions. `homes` must
+    be outside the temporary folder, because some agents' sandboxes cannot see their own programs there.
     """
     # Below the temporary folder the sandbox of codex-acp 0.16.0 failed: "execvp codex-linux-sandbox: No such file".
     episode = homes / file_stem(episode_id)
@@ -119,10 +119,11 @@ def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write settings files into an agent's home, each atomically and with mode 0600.
+    """Write settings files to an agent's home. Each file is written atomically with mode 0600.
 
     Raises:
-        ExecutorError: a path leaves the home, possibly through a symlink that the agent created, or cannot be written.
+        ExecutorError: a file cannot be written, or its path leaves the home, for example through a
+            symlink.
     """
     for name, text in files.items():
         relative, target = PurePosixPath(name), home / name
@@ -139,10 +140,10 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
 
 
 def copy_login(source: Path, target: Path) -> None:
-    """Copy an agent's login file into its home with mode 0600, unless the copy is at least as new.
+    """Copy an agent's login file to its home with mode 0600, unless the copy is up to date.
 
-    The agent renews its login in the copy, which may invalidate the original. A copy that is newer than the source is
-    therefore kept.
+    The agent renews its login in the copy, which may invalidate the original. A copy that is newer than
+    the source is therefore kept.
 
     Raises:
         ExecutorError: the login is missing or cannot be read.
@@ -165,7 +166,7 @@ def copy_login(source: Path, target: Path) -> None:
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:
-    """Remove the homes of episodes without a recent delivery, and return how many were removed."""
+    """Remove the homes of episodes without a recent delivery. Return the number of homes removed."""
     return remove_old(homes, lambda _: older_than)
 
 
@@ -185,7 +186,11 @@ QUIET: Mapping[str, Mapping[str, object]] = {
 
 
 def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Mapping[str, object]]]:
-    """Build the settings that select the model and its provider: the top level of the settings file and its tables."""
+    """Build the settings that select the model and its provider.
+
+    Returns:
+        The top level of the settings file, and its tables.
+    """
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
         top["model"] = access.model
@@ -210,7 +215,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Format a TOML document. Strings and keys are quoted as in JSON, which TOML reads in the same way."""
+    """Format a TOML document. Strings and keys are quoted as in JSON, which is also valid TOML."""
     parts = []
     for name, table in tables.items():
         lines = [f"{_value(key)} = {_value(value)}" for key, value in table.items()]
@@ -247,12 +252,12 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the object in a field, or an empty one if the field is missing or has another type."""
+    """Return the object in a field, or an empty dict if the field is missing or has another type."""
     return mapping(table.get(name))
 
 
 def parts(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the objects in a field that contains a list."""
+    """Return the objects from a field that contains a list."""
     value = table.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -270,15 +275,18 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: int | None = None) -> ExecutorEvent:
-    """Create an event whose texts are truncated to their maximum length."""
+    """Create an event. Its texts are truncated to their maximum length."""
     return ExecutorEvent(kind=kind, text=shorten(text, SUMMARY_CHARACTERS), session_id=session_id, exit_code=exit_code)
 
 
 def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the denied actions without duplicates, limited in number and length."""
+    """Remove duplicates from the denied actions, and limit their number and length."""
     return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
 
 
 def local_now() -> datetime:
-    """Return the current time in the host's time zone, because agents report times of day without a zone."""
+    """Return the current time in the host's time zone.
+
+    Agents report times of day without a time zone.
+    """
     return datetime.now(UTC).astimezone()

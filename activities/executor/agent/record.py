@@ -59,12 +59,16 @@ _LOOKS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IG
 
 
 def run_folder(state_folder: Path, key: str) -> Path:
-    """Return the folder of a delivery's files: `<state_folder>/runs/<16 hex digits of its key>`."""
+    """Return the folder for a delivery's files: `<state_folder>/runs/<16 hex digits of its key>`."""
     return state_folder / "runs" / file_stem(key)
 
 
 def sweep_runs(state_folder: Path) -> int:
-    """Remove runs older than `RUNS_KEPT` and the oldest excess runs, and return how many were removed."""
+    """Remove runs that are older than `RUNS_KEPT` or exceed the maximum number.
+
+    Returns:
+        The number of runs removed.
+    """
     return remove_old(state_folder / "runs", lambda newer: RUNS_KEPT if newer < RUNS_AT_MOST else RUN_LASTS)
 
 
@@ -74,7 +78,7 @@ def looks_secret(variable: str) -> bool:
 
 
 class Redaction:
-    """Replaces secrets in text, both as they are and in JSON-quoted form."""
+    """Replaces secrets in text, both plain and JSON-quoted."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
@@ -89,7 +93,7 @@ class Redaction:
         return text
 
     def end_of(self, output: bytes, limit: int) -> str:
-        """Return about the last `limit` characters of the output. They may start in the middle of a secret."""
+        """Return roughly the last `limit` characters of the output. It may start in the middle of a secret."""
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
         # With the remark in front, the start of the text could not be compared with the rest of a secret.
@@ -103,17 +107,20 @@ class Redaction:
 
 
 class Record:
-    """A run's event file. Each line is written immediately so that no line is lost if the worker crashes."""
+    """The event file of a run. Each line is written immediately, so a worker crash loses no line."""
 
     def __init__(self, path: Path) -> None:
-        """Truncate the file, because the events of an earlier attempt have already been read."""
+        """Truncate the file. The events of an earlier attempt have already been read."""
         private_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._left = RECORD_BYTES
         self._full = False
 
     def add(self, line: str, *, needed: bool) -> None:
-        """Append a line. Lines marked `needed`, which show how the run ended, are kept even beyond the limit."""
+        """Append a line.
+
+        Lines marked `needed` show how the run ended. They are written even if the file exceeds its limit.
+        """
         content = f"{line}\n".encode("utf-8", "replace")
         # A talkative agent must not fill the disk; the end of the run still has to be found after a crash.
         if len(content) > self._left and not needed:
@@ -135,10 +142,10 @@ class Record:
 
 
 class RunRecord:
-    """A delivery's traces, with the agent's secrets redacted."""
+    """The files that a delivery leaves. The agent's secrets are redacted."""
 
     def __init__(self, state_folder: Path, key: str, secrets: Iterable[str]) -> None:
-        """Delete the traces of an earlier attempt at the same delivery."""
+        """Delete the files of an earlier attempt at the same delivery."""
         self.clean = Redaction(secrets)
         self._folder = run_folder(state_folder, key)
         self._transcript = BoundedOutput()
@@ -151,7 +158,7 @@ class RunRecord:
         self._transcript.add(f"{arrow} {shorten(self.clean(text), LINE_CHARACTERS)}\n".encode("utf-8", "replace"))
 
     def event(self, event: ExecutorEvent) -> None:
-        """Append an event durably, in case this worker dies."""
+        """Append an event durably, so that it survives a crash of this worker."""
         cleaned = event.evolve(text=self.clean(event.text))
         self._events.add(cleaned.model_dump_json(exclude_defaults=True), needed=event.kind in NEEDED)
 
@@ -189,7 +196,7 @@ class RunRecord:
 
 
 def read_stored_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
-    """Return the outcome that a dead attempt stored, or None."""
+    """Return the outcome that a dead attempt stored, or None if it stored none."""
     folder = run_folder(state_folder, key)
     try:
         outcome = ExecutorOutcome.model_validate_json((folder / _OUTCOME).read_bytes())
@@ -199,7 +206,7 @@ def read_stored_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
 
 
 def read_stored_session(state_folder: Path, key: str) -> str:
-    """Return the session id that a dead attempt recorded, or ""."""
+    """Return the session id that a dead attempt recorded, or "" if it recorded none."""
     try:
         lines = (run_folder(state_folder, key) / EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -248,7 +255,7 @@ class Bounds:
         self._begun = self._alive = time.monotonic()
 
     def note_life(self) -> None:
-        """Record a sign of life: output or CPU use."""
+        """Record a sign of activity, such as output or CPU use."""
         self._alive = time.monotonic()
 
     def check(self) -> Stop | None:
@@ -276,7 +283,7 @@ class Bounds:
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:
-    """Return the outcome of a stopped delivery, or None if the agent's own report determines the outcome."""
+    """Return the outcome of a stopped delivery, or None if the agent's own report decides."""
     match stop:
         case Stop.CANCELLED:
             return cancelled_outcome()

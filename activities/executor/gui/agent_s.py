@@ -39,7 +39,7 @@ class AgentS:
     def python(self) -> str:
         """Return the path of Agent S's Python.
 
-        A symlink is not resolved, because it belongs to the virtual environment.
+        Symlinks are not resolved, because the target is outside the virtual environment.
         """
         return str(Path(self.settings.python).expanduser())
 

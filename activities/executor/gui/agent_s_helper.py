@@ -20,7 +20,10 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def main() -> None:
-    """Answer the question on standard input with `{"x": ..., "y": ...}`. An error is a sentence on standard error."""
+    """Read a question from standard input and print the answer as `{"x": ..., "y": ...}`.
+
+    Errors are printed to standard error as a single sentence.
+    """
     request = json.load(sys.stdin)
     # The package prints debug output.
     with contextlib.redirect_stdout(sys.stderr):
@@ -29,7 +32,7 @@ def main() -> None:
 
 
 def locate(request: dict[str, Any]) -> dict[str, int]:
-    """Ask the model for a point and return it in pixels of the screenshot."""
+    """Ask the model for a point. Return its position in pixels of the screenshot."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
     size = {"width": request["width"], "height": request["height"]}
@@ -44,13 +47,19 @@ def locate(request: dict[str, Any]) -> dict[str, int]:
 
 
 class Once:
-    """Model client that asks once. It replaces the package's own client, which asks up to nine times."""
+    """Model client that sends a single request.
+
+    It replaces the package's own client, which sends up to nine requests.
+    """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._asked, self._used = request, False
 
     def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
-        """Ask once and return the response. Any error exits the process, because the package would otherwise retry."""
+        """Send one request and return the response.
+
+        Any error exits the process, because the package would otherwise retry.
+        """
         from openai import OpenAI
 
         if self._used:

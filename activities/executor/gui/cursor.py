@@ -34,7 +34,7 @@ class TranscriptMessage(NamedTuple):
 
 
 def find_conversation(root: Path, handoff_id: str) -> Path | None:
-    """Find the recent transcript in which a user prompt starts this hand-off. Return None if no transcript does."""
+    """Return the recent transcript in which a user prompt starts this hand-off, or None."""
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
@@ -48,7 +48,7 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 def answer_to(path: Path, handoff_id: str) -> str:
     """Return the agent's last message since a hand-off.
 
-    Return "" if the agent wrote no message or used a tool last.
+    Return "" if there is no message, or if the agent used a tool after it.
     """
     answer, has_begun = "", False
     for message in read_messages(path):
@@ -116,7 +116,7 @@ class AgentEvent(Value):
 
 
 class CursorEvents:
-    """Reads the files that the hooks write, and Cursor's transcripts if no hook reported."""
+    """Reads the files written by the hooks. If no hook reported, it reads Cursor's transcripts."""
 
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
@@ -154,7 +154,7 @@ class CursorEvents:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
-        """Return the reason why the hook rejected a hand-off in its window, or "" if it did not."""
+        """Return the reason why the hook rejected a hand-off, or "" if it did not."""
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
@@ -198,7 +198,7 @@ class CursorEvents:
                 return
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Return whether the hook had already taken the message."""
+        """Withdraw an offer. Return True if the hook had already taken the message."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
@@ -217,7 +217,7 @@ class CursorEvents:
         return tuple(events[starts[0] + 1 :]) if starts else ()
 
     def note_limit(self, receipt: Receipt) -> None:
-        """Record that a limit ended the agent's turn, because no hook reports this."""
+        """Record that a limit ended the agent's turn. No hook reports this."""
         content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
         if receipt.conversation:
             replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
@@ -255,7 +255,7 @@ INSTALL = "tightloop hooks install"
 
 
 def hooks_file() -> Path:
-    """Return the path of the user's own hooks file, which applies to all projects."""
+    """Return the path of the user's hooks file, which applies to all projects."""
     return home_folder() / ".cursor" / "hooks.json"
 
 
@@ -265,7 +265,7 @@ def hook_command() -> str:
 
 
 def hooks_problem() -> str:
-    """Return the reason why Cursor does not run our current hook for every event, or "" if it does."""
+    """Return the reason why Cursor does not run our current hook for all events, or "" if it does."""
     try:
         hooks = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -284,7 +284,7 @@ def hooks_problem() -> str:
 
 
 def render_hooks(*, remove: bool = False) -> str:
-    """Return the hooks file's new content as JSON. Entries of others are preserved.
+    """Return the new content of the hooks file as JSON. Entries of other programs are preserved.
 
     Raises:
         SettingsError: the file does not contain the JSON that Cursor documents.
@@ -304,7 +304,10 @@ def render_hooks(*, remove: bool = False) -> str:
 
 
 def install(*, remove: bool = False) -> Path | None:
-    """Install our hook in the hooks file, with its script. Return the backup of the previous file, if there was one.
+    """Install our hook script and add it to the hooks file.
+
+    Returns:
+        The backup of the previous hooks file, or None if there was none.
 
     Raises:
         SettingsError: the file cannot be read or written.

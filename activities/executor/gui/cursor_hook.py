@@ -34,7 +34,7 @@ UNCHECKED = "tightloop: this plan could not be checked, so the plan was not run.
 
 
 def stem(name: str) -> str:
-    """Return the file name that is used for an id."""
+    """Return the file name for an id."""
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -58,7 +58,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
 
 
 def is_folder(root: Any, expected: dict[str, Any]) -> bool:
-    """Return whether one of the editor's root folders is the hand-off's folder."""
+    """Return whether a root folder of the editor is the folder of the hand-off."""
     if not isinstance(root, str) or not Path(root).is_absolute():
         return False
     try:
@@ -72,7 +72,7 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return the reason why a hand-off must not run in the window of the event, or "" if it may run there."""
+    """Return the reason why a hand-off must not run in this window, or "" if it may run there."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's next prompt if it was offered for this window's folder a moment ago."""
+    """Return the agent's next prompt if one was recently offered for this window's folder."""
     offer = folder / "next" / f"{name}.json"
     try:
         decoded = json.loads(offer.read_text(encoding="utf-8"))

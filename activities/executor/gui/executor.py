@@ -93,7 +93,7 @@ class OutcomeWaiter:
     def wait(self) -> ExecutorOutcome:
         """Wait until the work ends and return its outcome.
 
-        If this process dies, the agent still continues in its window.
+        If this process dies, the agent keeps working in its window.
         """
         started_at = changed = checked_at = self.now()
         last: tuple[int, int] | None = None
@@ -133,7 +133,7 @@ class OutcomeWaiter:
             self.sleep(POLL_S)
 
     def _outcome_by_events(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
-        """Derive the outcome from the hooks' events. Return None while the agent is working."""
+        """Return the outcome based on the hooks' events, or None while the agent is working."""
         ours: list[AgentEvent] = []
         for event in events:
             # Another user's prompt in the same conversation: everything after it is unrelated.
@@ -157,13 +157,13 @@ class OutcomeWaiter:
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
-        """Return the agent's last message from its transcript if no hook reported it, or ""."""
+        """Return the agent's last message from the transcript, or "" if a hook has reported it."""
         if self.receipt.source != "transcript":
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
 
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
-        """Return a limit if the window shows its notice below the hand-off and the agent's answers.
+        """Return the limit that the window shows below the hand-off and the agent's answers, or None.
 
         The confidence is low, because repository text printed by a tool can look the same.
         """
@@ -215,10 +215,12 @@ _IGNORE = ".gitignore"
 
 
 def write_plan(root: Path, name: str, content: str) -> str:
-    """Write a plan into the working tree, replacing earlier plans, and return its relative path. Idempotent.
+    """Write a plan to the working tree and return its relative path. Idempotent.
+
+    Earlier plans are deleted.
 
     Raises:
-        ExecutorError: the folder is a symlink that leads elsewhere, or it cannot be written.
+        ExecutorError: the plan folder cannot be written, or is a symlink that points elsewhere.
     """
     folder = root.joinpath(*FOLDER)
     try:
@@ -238,7 +240,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
 
 
 def remove_plan(root: Path, name: str) -> None:
-    """Delete a plan from the working tree, and its folders if no other plan is left."""
+    """Delete a plan from the working tree. Its folders are deleted if they contain no other plan."""
     folder = root.joinpath(*FOLDER)
     with suppress(OSError):
         (folder / name).unlink(missing_ok=True)
@@ -258,7 +260,10 @@ CONTINUE = "Continue where you stopped and complete the plan."
 
 @dataclass(frozen=True)
 class CursorGuiExecutor(Executor):
-    """Drives one window at a time and checks the window before every key."""
+    """Hands plans to Cursor by controlling its window.
+
+    Only one window is used at a time. The window is checked before every key press.
+    """
 
     settings: WindowSettings
     folder: Path
@@ -291,7 +296,10 @@ class CursorGuiExecutor(Executor):
         return "the agent in the editor window runs outside the sandbox"
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return whether the hand-off has started. If so, the ledger allows continuing without a second one."""
+        """Return whether the hand-off has started.
+
+        If so, the ledger allows the attempt to continue without handing over the plan twice.
+        """
         del state_folder
         return self._ledger.get(self._identity(order)) is not None
 
@@ -380,7 +388,7 @@ class CursorGuiExecutor(Executor):
                 return fatal_outcome(f"the plan was not handed over: {result.reason}", ErrorKind.CONFIG)
 
     def _hand_over(self, hand_off: HandOff, message: Message, control: Control) -> HandOffResult:
-        """Try to hand over the plan until this succeeds or another try is useless."""
+        """Try to hand over the plan until this succeeds or further attempts are pointless."""
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
@@ -403,7 +411,7 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _receipt_problems(self) -> tuple[str, ...]:
-        """Return the reasons why neither a hook nor a transcript would report the agent's work, if that is the case."""
+        """Return the reasons why neither hooks nor transcripts report the agent's work. Empty if one does."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

@@ -16,11 +16,14 @@ from tightloop.value import Value
 
 
 class DriverError(ExecutorError):
-    """The desktop could not do or report something. A retry may succeed."""
+    """Raised if a desktop operation fails. A retry may succeed."""
 
 
 class NotPressedError(DriverError):
-    """No key was pressed. The screen is locked, or another program or window would have received the key."""
+    """Raised if no key was pressed.
+
+    The screen is locked, or another program or window would have received the key.
+    """
 
 
 class Window(Value):
@@ -34,7 +37,7 @@ class Window(Value):
 
 
 class Frame(Value):
-    """A window's position on the screen, in click units: points on macOS and pixels on X11."""
+    """Position of a window on the screen in click units: points on macOS, pixels on X11."""
 
     x: int
     y: int
@@ -54,7 +57,7 @@ class Element(Value):
 
 
 class Health(Value):
-    """State of a driver: whether it is ready to be used."""
+    """State of a driver, including whether it is ready to be used."""
 
     problems: tuple[str, ...] = ()
     """Obstacles, each with how to fix it. Empty if the driver is ready."""
@@ -66,7 +69,7 @@ class Health(Value):
 
 
 class Driver(Protocol):
-    """A desktop. Calls block, and only one thread may call at a time. Every call takes seconds at most.
+    """A desktop. Calls block for a few seconds at most. Only one thread may call at a time.
 
     All methods except `preflight` raise DriverError.
     """
@@ -74,7 +77,10 @@ class Driver(Protocol):
     name: str
 
     def preflight(self) -> Health:
-        """Check whether the desktop is ready: permissions, display, screen lock and secure input."""
+        """Check whether the desktop is ready.
+
+        This checks the permissions, display, screen lock and secure input.
+        """
         ...
 
     def windows(self) -> tuple[Window, ...]:
@@ -82,7 +88,7 @@ class Driver(Protocol):
         ...
 
     def activate(self, window: Window) -> None:
-        """Ask for a window to come to the front. Poll `active` to see the result."""
+        """Request that a window be brought to the front. Poll `active` to see the result."""
         ...
 
     def active(self) -> Window | None:
@@ -90,7 +96,7 @@ class Driver(Protocol):
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the active window's element that has the focus. Return None if no element has it or it is unknown."""
+        """Return the focused element of the active window, or None if there is none or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
@@ -106,15 +112,15 @@ class Driver(Protocol):
 
         Args:
             chord: key names joined with `+`.
-            window: the window that must have the keyboard at that moment. None allows any window.
+            window: the window that must have the keyboard focus. None allows any window.
 
         Raises:
-            NotPressedError: the screen is locked, another program has grabbed the keyboard, or another window has it.
+            NotPressedError: the screen is locked, the keyboard is grabbed, or another window has the focus.
         """
         ...
 
     def release_keys(self) -> None:
-        """Release the keys that a dead process of ours left pressed, and no other keys."""
+        """Release keys that one of our processes left pressed when it died. Other keys are not released."""
         ...
 
     def frame(self, window: Window) -> Frame:
@@ -122,7 +128,7 @@ class Driver(Protocol):
         ...
 
     def picture(self, frame: Frame) -> bytes:
-        """Return a PNG screenshot of a frame. It may have more pixels than the frame has points."""
+        """Return a PNG screenshot of a frame. The image may have more pixels than the frame has points."""
         ...
 
     def click(self, x: int, y: int) -> None:
@@ -137,7 +143,7 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop everything that the driver has started."""
+        """Stop all processes that the driver has started."""
         ...
 
 
@@ -184,7 +190,7 @@ class Ledger:
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Record the state of a hand-off durably before anything else happens."""
+        """Durably record the state of a hand-off. Call this before taking the next action."""
         entry = Entry(id=message.id, state=state, text=message.text, receipt=receipt)
         write_durably(private_folder(self._folder) / self._path(message.id).name, entry.model_dump_json().encode())
         # Only at its first state: once per hand-off is enough.
@@ -194,7 +200,7 @@ class Ledger:
         return entry
 
     def texts(self) -> Iterator[str]:
-        """Return the texts of the latest hand-offs, which may be deleted from a chat box."""
+        """Return the texts of the latest hand-offs. These texts may be deleted from a chat box."""
         for _, path in self._newest()[:LEFTOVERS]:
             with suppress(OSError, ValidationError):
                 yield Entry.model_validate_json(path.read_bytes()).text

@@ -68,7 +68,10 @@ class HandOffRefusedError(Exception):
 
 @dataclass
 class HandOff:
-    """Hands one message to the agent in one window. It is submitted exactly once, or a person is asked."""
+    """Submits one message to the agent in one window.
+
+    The message is submitted exactly once. If this cannot be guaranteed, a person is asked.
+    """
 
     driver: Driver
     ledger: Ledger
@@ -88,7 +91,7 @@ class HandOff:
     """The reason why Enter could not be pressed last time."""
 
     def deliver(self, message: Message) -> HandOffResult:
-        """Hand over the message. After a crash at any point, this can be called again with the same message.
+        """Hand over the message. After a crash, this can be called again with the same message.
 
         Raises:
             ExecutorError: the ledger cannot be read, or the project has no folder.
@@ -152,7 +155,10 @@ class HandOff:
     # -- the window and the box -----------------------------------------------------------------------
 
     def _find(self) -> Window:
-        """Find the editor window. This searches every time, because the title changes with the file shown."""
+        """Find the editor window.
+
+        This searches every time, because the window title changes with the open file.
+        """
         windows = self.driver.windows()
         matches = [window for window in windows if self.target.matches(window.app, window.title)]
         if len(matches) == 1:
@@ -167,7 +173,7 @@ class HandOff:
         raise HandOffRefusedError(f"{description} is not open. Open the project folder in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
-        """Focus the chat box and return the box with its window. No key is pressed in any other window."""
+        """Focus the chat box and return its window and the box. No key is pressed in any other window."""
         window = self._find()
         if not self._is_active(window):
             self.driver.activate(window)
@@ -194,7 +200,7 @@ class HandOff:
         )
 
     def _click_box(self, window: Window) -> Element | None:
-        """Click where the locator sees the chat box. Return the box if the click gave it the focus."""
+        """Click the chat box that the locator finds. Return the box if it now has the focus, or None."""
         # Once per hand-off, because each look costs a model call.
         if self.locator is None or self._located or not self._is_active(window):
             return None
@@ -236,7 +242,9 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _enter_text(self, message: Message, *, pending: bool) -> None:
-        """Make the chat box contain exactly this text. If `pending`, an earlier paste may still arrive.
+        """Replace the content of the chat box with this text.
+
+        Set `pending` if an earlier paste may still arrive.
 
         Raises:
             HandOffRefusedError: the text could not be entered, or the box contains a person's draft.
@@ -263,12 +271,15 @@ class HandOff:
         raise last
 
     def _is_stable(self, window: Window, message: Message) -> bool:
-        """Return whether the text stays unchanged for a while. After two pastes, the second one may still arrive."""
+        """Return whether the text stays unchanged for a while.
+
+        If the text was pasted twice, the second paste may still arrive.
+        """
         self._until(lambda: self._read_box(window, message) is not BoxState.OURS, PENDING_S)
         return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Take one step towards the desired content. Return whether the box may now contain our paste."""
+        """Take one step towards the desired content. Return True if the box may now contain our paste."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
@@ -310,7 +321,7 @@ class HandOff:
         return True
 
     def _clear(self, window: Window, message: Message) -> None:
-        """Delete our own text from the box. Call this only if the box contains nothing else."""
+        """Delete our text from the box. Call this only if the box contains nothing else."""
         # A slow box still shows the submitted text, and clears itself.
         if self._until(lambda: self._read_box(window, message) not in _REMOVABLE, PASTE_S):
             return
@@ -322,7 +333,7 @@ class HandOff:
     def _press(self, window: Window, chord: str) -> bool:
         """Press keys if the window is in front.
 
-        The driver checks again and refuses if the window lacks the keyboard.
+        The driver also checks this and refuses if the window does not have the keyboard focus.
         """
         if not self._is_active(window):
             return False
@@ -332,7 +343,10 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has the text, without pasting. Use 1 for `enters` if the number is unknown."""
+        """Press Enter until the agent has received the text. Nothing is pasted.
+
+        `enters` is the number of times that Enter was already pressed. Use 1 if it is unknown.
+        """
         box = BoxState.OURS if enters == 0 else None
         since = checked_at = self.now()
         while True:
@@ -370,7 +384,7 @@ class HandOff:
                 checked_at = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
-        """Delete the text that the hook rejected if the box still contains it, so that it can be handed over again."""
+        """Delete the rejected text from the chat box, so that it can be handed over again."""
         with suppress(HandOffRefusedError, DriverError):
             window, _element = self._focus_box()
             if self._read_box(window, message) is BoxState.OURS:

@@ -21,15 +21,15 @@ _READ_BYTES = 64 * 2**10
 
 
 class AgentGoneError(Exception):
-    """The agent hung up or does not speak HTTP."""
+    """Raised if the agent closes the connection or does not speak HTTP."""
 
 
 class TooLargeError(Exception):
-    """A request body exceeds its own limit, or all bodies together exceed the common limit."""
+    """Raised if a request body exceeds its limit, or all bodies together exceed theirs."""
 
 
 class ByteBudget:
-    """Byte budget for the requests that a gateway holds in memory."""
+    """Byte budget for the requests that a gateway keeps in memory."""
 
     def __init__(self) -> None:
         self._left = ALL_REQUESTS_BYTES
@@ -38,7 +38,7 @@ class ByteBudget:
         """Reserve bytes for a request. A negative size returns bytes to the budget.
 
         Raises:
-            TooLargeError: fewer bytes are left.
+            TooLargeError: the budget has too few bytes left.
         """
         if size > self._left:
             raise TooLargeError
@@ -46,7 +46,7 @@ class ByteBudget:
 
 
 class AgentConnection:
-    """Reads requests and writes responses. It belongs to its gateway's event loop."""
+    """Reads requests and writes responses. Use it from the gateway's event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: ByteBudget) -> None:
         self._budget = budget
@@ -58,11 +58,12 @@ class AgentConnection:
         self._has_asked = False
 
     async def request(self) -> Request | None:
-        """Read the next request. Return None after the last one.
+        """Read the next request. Return None if there are no more requests.
 
         Raises:
             AgentGoneError: the input is not HTTP, or it ended in the middle of a request.
-            TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all bodies together exceed `ALL_REQUESTS_BYTES`.
+            TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all bodies together exceed
+                `ALL_REQUESTS_BYTES`.
         """
         self._release_bytes()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
@@ -93,10 +94,10 @@ class AgentConnection:
         return Request(method=method, target=target, headers=headers, body=body)
 
     async def run_while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine and cancel it as soon as the agent hangs up.
+        """Run a coroutine. Cancel it as soon as the agent closes the connection.
 
         Raises:
-            AgentGoneError: the agent hung up.
+            AgentGoneError: the agent closed the connection.
         """
         doing, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_hang_up())
         try:
@@ -124,21 +125,24 @@ class AgentConnection:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Send a complete response that the gateway itself creates."""
+        """Send a complete response created by the gateway."""
         fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
         await self.begin(status, (*fixed, *headers))
         await self.write(body)
         await self.finish()
 
     async def linger(self) -> None:
-        """Read input for a moment longer, because a reset would discard the response before the agent reads it."""
+        """Keep reading input for a moment.
+
+        An immediate connection reset would discard the response before the agent reads it.
+        """
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(_READ_BYTES):
                     pass
 
     def abort(self) -> None:
-        """Cut the connection, so that the agent recognises a partial response as incomplete."""
+        """Abort the connection so that the agent recognises a partial response as incomplete."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -175,7 +179,7 @@ class AgentConnection:
         return event
 
     async def _wait_for_hang_up(self) -> None:
-        """Wait until the agent closes its end. A little early input is kept for the next request."""
+        """Wait until the agent closes the connection. Some early input is kept for the next request."""
         early = 0
         with suppress(OSError):
             while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):

@@ -26,7 +26,10 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """The provider did not respond. `status` is set by the gateway. `was_sent` is False if no request was sent."""
+    """Raised if the provider did not respond.
+
+    `status` is set by the gateway. `was_sent` is False if no request was sent.
+    """
 
     def __init__(self, status: int, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
@@ -36,7 +39,7 @@ class NoAnswerError(Exception):
 
 
 class BrokenOffError(Exception):
-    """A response ended before it was complete."""
+    """Raised if a response ended before it was complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +94,10 @@ _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for ru
 
 
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
-    """Compute the hex SHA-256 that identifies a call by wire format, method, path, query and normalised body.
+    """Return the hex SHA-256 that identifies a call.
 
-    `volatile` lists the paths that differ between runs, in a fixed order.
+    It covers the wire format, method, path, query and normalised body. `volatile` lists the paths that
+    differ between runs, in a fixed order.
     """
     try:
         body = json.loads(call.body) if call.body else None
@@ -160,7 +164,10 @@ class Recorder:
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
-        """Respond to a call and record the response, unless the agent aborts the call. See `Source`."""
+        """Respond to a call and record the response. Nothing is recorded if the agent aborts the call.
+
+        See `Source`.
+        """
         if self._broken:
             raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, was_sent=False)
         try:
@@ -263,7 +270,7 @@ class Player:
         yield Answer(status=line["status"], headers=headers, chunks=self._chunks(line))
 
     async def close(self) -> None:
-        """Do nothing, because no file is kept open."""
+        """Do nothing. No file is kept open."""
 
     async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
         for chunk in line["chunks"]:

@@ -73,10 +73,10 @@ class AnswerReader:
         return Usage(**self._counts)
 
     def tokens(self, request_bytes: int) -> int:
-        """Return the numbers of input and output tokens. Numbers that were not reported are estimated on the high side.
+        """Return the total of input and output tokens, for use in the budget.
 
-        The result is meant only for the budget. The estimate is one token per `BYTES_PER_TOKEN` of the request and of a
-        body, or one per event.
+        Counts that were not reported are estimated on the high side: one token per `BYTES_PER_TOKEN` of the
+        request or response body, or one token per streamed event.
         """
         reported = self.usage()
         input_tokens, output_tokens = reported.input_tokens, reported.output_tokens
@@ -131,7 +131,7 @@ class AnswerReader:
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Find the error in an event or a body. Return it as an object with `error`, or None."""
+    """Return the error in an event or a body as an object with `error`, or None."""
     inner = event.get("response")
     holder = inner if isinstance(inner, dict) and inner.get("error") else event
     if event.get("type") == "error" and not event.get("error"):
@@ -140,9 +140,10 @@ def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
-    """Read the token counts from an event or a body of any wire format, as the fields of `Usage`.
+    """Return the token counts in an event or a body of any wire format, as the fields of `Usage`.
 
-    Anthropic's input count excludes tokens read from and written to the cache. The other formats include them.
+    Anthropic's input count excludes tokens read from and written to the cache. The other formats include
+    them.
     """
     for holder in (event, event.get("response"), event.get("message")):
         if not isinstance(holder, dict):
@@ -225,12 +226,15 @@ class Meter:
             return number
 
     def describe_spent_budget(self) -> str:
-        """Return a sentence about the budget that is exhausted, or ""."""
+        """Return a sentence about the exhausted budget, or "" if the budget is not exhausted."""
         with self._lock:
             return self._describe_spent_budget()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
-        """Record the start of a response. A limit in its headers is visible before the agent sees it."""
+        """Record the start of a response.
+
+        A limit in the headers is recorded before the agent sees it.
+        """
         with self._lock:
             self._count(status)
             self._note(moved=time.monotonic())
@@ -238,7 +242,7 @@ class Meter:
                 self._note_limit(LimitSignal(status_code=status, headers=headers))
 
     def note_error(self, status: int, headers: Mapping[str, str], body: Any) -> None:
-        """Record the body of an error, which is more specific than the headers."""
+        """Record the body of an error. The body is more specific than the headers."""
         with self._lock:
             self._note_limit(LimitSignal(status_code=status, headers=headers, body=body))
 
@@ -249,7 +253,10 @@ class Meter:
     def record_answer(
         self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False
     ) -> None:
-        """Record the part of the response received so far, before the agent receives that part and may act on it."""
+        """Record the part of a response received so far.
+
+        Call this before passing the part on to the agent, which may act on it.
+        """
         usage = reader.usage()
         with self._lock:
             self._note(moved=time.monotonic())
@@ -264,7 +271,7 @@ class Meter:
                 self._note(limit=None)
 
     def end(self, number: int, tokens: int) -> None:
-        """Record the end of a call, successful or not, and the number of tokens that it takes from the budget."""
+        """Record the end of a call, successful or not, and deduct its tokens from the budget."""
         with self._lock:
             self._tokens += tokens
             self._finished = add_usage(self._finished, self._running.pop(number))
@@ -298,7 +305,7 @@ class Meter:
 
 
 def add_usage(total: Usage, more: Usage) -> Usage:
-    """Add up two usages. A field that neither of them reports stays None."""
+    """Add two usages. A field stays None if neither of them reports it."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
 
@@ -315,13 +322,13 @@ _IN_PATH = re.compile(r"/models/([^/:?]+)")
 
 
 def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
-    """Observe a model call for telemetry until the block ends."""
+    """Record a model call for telemetry while the block runs."""
     model = _model(call) if OBSERVER.get() is not None else UNKNOWN
     return operation(telemetry.CHAT, model, {telemetry.PROVIDER: PROVIDERS[wire], telemetry.REQUEST_MODEL: model})
 
 
 def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> None:
-    """Note the response metadata for telemetry, and the status if the call failed."""
+    """Record response metadata for telemetry, and the status of a failed call."""
     if reader is not None:
         span.record_answer(
             ModelAnswer(
@@ -336,7 +343,7 @@ def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> No
 
 
 def _model(call: Call) -> str:
-    """Return the requested model, which is named in the body or, for Gemini, in the path."""
+    """Return the requested model from the body or, for Gemini, from the path."""
     if match := _IN_PATH.search(call.target):
         return match[1]
     try:

@@ -46,7 +46,7 @@ class KeyMask:
         self._key = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
 
     def headers(self, headers: Headers) -> Headers:
-        """Return the response headers for the agent, without the headers that describe the compression.
+        """Return the response headers for the agent, without those that describe the compression.
 
         Raises:
             NoAnswerError: the declared size is too large or the encoding is unknown.
@@ -68,9 +68,9 @@ class KeyMask:
         return tuple((name, self._mask_text(value)) for name, value in headers if name not in dropped)
 
     async def body(self, headers: Headers, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the decompressed body, limited in size and with the key masked in all its `forms`.
+        """Yield the decompressed body. The key is masked in all its `forms` and the size is limited.
 
-        Chunks are passed on immediately, except for a tail that may be the start of a key.
+        Chunks are yielded immediately, except for a tail that may be the start of a key.
 
         Args:
             headers: the response's headers as received.
@@ -135,10 +135,10 @@ _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "c
 
 
 class Provider:
-    """A gateway's provider. It belongs to the event loop that uses it."""
+    """The provider behind a gateway. Use it from a single event loop."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Allow at most `at_once` connections, without opening one yet."""
+        """Create a provider without connecting. `at_once` is the maximum number of connections."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._key_mask = KeyMask(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
@@ -211,7 +211,7 @@ NO_RETRY = (("x-should-retry", "false"),)
 
 
 class ProxiedCall:
-    """A call in progress. Model calls are metered, other requests are not."""
+    """A call in progress. Only model calls are metered."""
 
     def __init__(self, spec: GatewaySpec, meter: Meter, agent: AgentConnection, call: Call) -> None:
         self._spec = spec
@@ -223,7 +223,7 @@ class ProxiedCall:
         self._span: Operation | None = None
 
     async def forward(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
-        """Forward the call to the source. If no response comes, send the agent an error that explains why.
+        """Forward the call to the source. If there is no response, send the agent an error with the reason.
 
         Args:
             source: the source of the response.
@@ -252,7 +252,7 @@ class ProxiedCall:
             self._end()
 
     def _end(self) -> None:
-        """Stop metering this call before the agent receives the end of the response."""
+        """Stop metering this call. Call this before the agent receives the end of the response."""
         if self._number:
             self._meter.end(self._number, self._tokens)
             self._number = 0
@@ -300,7 +300,7 @@ class ProxiedCall:
             self._meter.record_answer(self._number, reader, named, ended=ended)
 
     async def _forward_error(self, answer: Answer, named: Mapping[str, str]) -> None:
-        """Parse an error response, and then pass it on to the agent."""
+        """Parse an error response and forward it to the agent."""
         body = bytearray()
         has_begun = False
         try:

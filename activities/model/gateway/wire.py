@@ -130,7 +130,7 @@ class Route:
 
 
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
-    """Find the target of a request. Return None for requests that agents do not need.
+    """Return the route for a request, or None if agents do not need such requests.
 
     `target` is the path and query as sent. `prefix` is the base URL's path without a trailing slash.
     """
@@ -151,7 +151,7 @@ def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | Non
 
 
 def credentials(headers: Mapping[str, str], target: str) -> Iterator[str]:
-    """Yield all keys in a request, from both its headers and its query."""
+    """Yield all keys in the headers and the query of a request."""
     for name in CREDENTIALS & headers.keys():
         yield _BEARER.sub("", headers[name], count=1).strip()
     yield from (value for name, value in parse_qsl(target.partition("?")[2]) if name == "key")
@@ -171,7 +171,8 @@ def key_header(wire: Wire, key: str) -> tuple[str, str]:
 def refusal(wire: Wire, status: int, message: str) -> bytes:
     """Build an error body in the wire format.
 
-    If the budget is spent (429), it uses the error type that makes agents stop at once, if the format has one.
+    For a spent budget (429), the body uses the error type that makes agents stop immediately. Not all
+    formats have such a type.
     """
     body: dict[str, Any]
     match wire:

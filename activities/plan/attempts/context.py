@@ -38,7 +38,7 @@ class AttemptPorts:
         return PlanCache(self.stores)
 
     def begin(self, request: RunStepRequest, loaded: LoadedPlan) -> Work:
-        """Start an attempt of the requested step. This only works inside an activity."""
+        """Start an attempt of the requested step. Call this inside an activity."""
         workspace, step = Path(request.scope.workspace), loaded.step(request.step, request.template)
         store, records = self.stores(workspace), open_file_records(workspace)
         return Work(
@@ -63,7 +63,7 @@ _WITHOUT_TITLE = frozenset({Capability.NONE, Capability.SHELL, Capability.EDIT, 
 
 
 def is_cacheable(step: Step) -> bool:
-    """Return whether a step's result depends on nothing but the data that its input hash covers."""
+    """Return whether a step's result depends only on the data covered by its input hash."""
     if step.search is not None and step.search.where != "project":
         # The document cache is not part of the tree, and searching it is fast.
         return False
@@ -92,7 +92,7 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
 
 
 def hash_inputs(work: Work) -> str:
-    """Compute an attempt's cache key: the SHA-256 of its resolved inputs, action, tree and policy."""
+    """Return an attempt's cache key, the SHA-256 of its resolved inputs, action, tree and policy."""
     step, request = work.step, work.request
     written = step.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     # The title ranks the documents.

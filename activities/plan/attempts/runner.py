@@ -57,9 +57,9 @@ def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **f
 
 
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
-    """Describe the first expression that is not met in a sentence that starts with `what`. Return "" if all are met.
+    """Return a sentence about the first expression that is not met, or "" if all are met.
 
-    Expressions that are prose are skipped.
+    The sentence starts with `what`. Expressions that are prose are skipped.
     """
     for rule in rules:
         # Nobody can evaluate prose; the step's summary counts these conditions as unchecked.
@@ -75,7 +75,7 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
 
 
 def classify_failure(step: Step, failure: StepFailure | None, lookup: References) -> StepFailure | None:
-    """Apply the first matching failure mode to a failure. Return the failure unchanged if no mode matches."""
+    """Apply the first matching failure mode. If no mode matches, return the failure unchanged."""
     mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
         return failure
@@ -99,7 +99,10 @@ def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: Referen
 
 
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
-    """Return the paths that a step is known to write: the files it edits, or a shell command's definite outputs."""
+    """Return the paths that a step is known to write.
+
+    These are the files that it edits, or the files that its shell command is certain to write.
+    """
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))
     if step.shell is not None:
@@ -110,12 +113,12 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
 def drop_own_drift(
     drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]
 ) -> Drift | None:
-    """Return the drift that must be reported, or None if the step itself caused all of it.
+    """Return the drift to report, or None if the step itself caused all of it.
 
     Args:
         drift: changes that were undone.
         after: the tree after the step.
-        changed: paths that differ between that tree and the one before the step.
+        changed: paths that differ between the trees before and after the step.
         own_files: paths written by the step; see `own_paths`.
     """
     return None if drift is not None and drift.tree == after and own_files.issuperset(changed) else drift
@@ -124,14 +127,14 @@ def drop_own_drift(
 def replace_files(
     tree: "WorkingTree", trees: "Trees", store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
-    """Replace the files of `before`, which should be on disk, with the files of `after`.
+    """Replace the files of tree `before` on disk with the files of tree `after`.
 
-    Other people's changes stay on disk, and the next step that writes asks about them. They are undone only if they
-    overlap the lines that the step changed.
+    Other people's changes stay on disk, and the next step that writes asks about them. They are undone
+    only if they overlap the lines that the step changed.
 
     Returns:
-        The undone changes that the caller did not make. With `undone_step`, they include changes by unknown authors
-        made while that step ran.
+        The undone changes that the caller did not make. With `undone_step`, these include changes by
+        unknown authors made while the step ran.
     """
     drift, target = None, after
     try:
@@ -154,7 +157,7 @@ KEEP = Option(name="keep", pros=("the step runs again, and its deletions are kep
 
 
 def check_step(work: Work) -> RunnerResult | None:
-    """Return a denial or an approval request as required by the policy, or None if the step may run.
+    """Return a denial or an approval request if the policy requires one, or None if the step may run.
 
     Raises:
         ReferenceMissingError: the action refers to a missing value.
@@ -168,7 +171,7 @@ def check_step(work: Work) -> RunnerResult | None:
 def _enforce_ruling(
     work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
 ) -> RunnerResult | None:
-    """Return a denial or a question that has not been approved yet, or None if the action is allowed."""
+    """Return a denial, or a question that has not been approved yet. Return None if the action is allowed."""
     if ruling.verdict is Verdict.ALLOW:
         return None
     if ruling.verdict is Verdict.DENY:
@@ -194,7 +197,7 @@ def check_command(work: Work) -> str:
 
 
 def check_deletions(work: Work, differ: "Differ", base: str, before: str, after: str) -> RunnerResult | None:
-    """Return a denial or a question if the step deleted too much, or None if it did not.
+    """Return a denial or a question if the step deleted too much, or None otherwise.
 
     Args:
         work: the attempt. The files on disk match the tree `after`.
@@ -215,7 +218,7 @@ def check_deletions(work: Work, differ: "Differ", base: str, before: str, after:
 
 
 def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
-    """Return the deleted files, and the net number of lines deleted across all files."""
+    """Return the deleted files, and the net number of deleted lines across all files."""
     # Regenerating a lock file loses thousands of lines and is no loss.
     files = [file for file in diff.files if not GENERATED.search(file.path)]
     # lexists: a link whose target is missing still exists.
@@ -340,9 +343,9 @@ class AttemptRunner:
         self._ports = ports
 
     def prepare(self, request: RunStepRequest, preview: Callable[[Work], str]) -> Work | StepResult:
-        """Return an attempt that is ready to run, or a result if nothing needs to run.
+        """Return an attempt that is ready to run, or a result if there is nothing to run.
 
-        Idempotent. If the attempt already ran, its recorded result is returned.
+        Idempotent: if the attempt already ran, its recorded result is returned.
         """
         work = self._ports.begin(request, self._ports.plans.load(request.scope))
         if (earlier := _find_earlier_result(work)) is not None:
@@ -357,8 +360,8 @@ class AttemptRunner:
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
         """Run an attempt that `prepare` has returned.
 
-        `left` is the tree that child workflows produced. If it is set, other people's changes do not cause a question
-        here. They stay, and the next step that writes asks about them.
+        `left` is the tree that child workflows produced. If it is set, other people's changes are kept
+        without asking. The next step that writes asks about them.
 
         Raises:
             CancelledError: the activity was cancelled.
@@ -404,7 +407,7 @@ class AttemptRunner:
         return work if stopped is None else write_record(work, stopped)
 
     def _reuse_result(self, work: Work) -> StepResult | None:
-        """Reuse an earlier run's result for the same inputs: restore its tree and return the result."""
+        """Restore the tree of an earlier run with the same inputs and return its result, or None."""
         request, step = work.request, work.step
         if not is_cacheable(step):
             return None
@@ -440,9 +443,10 @@ class AttemptRunner:
     def _settle_tree(
         self, work: Work, run_result: RunnerResult, tree: "WorkingTree", after: str, *, has_other_changes: bool = False
     ) -> StepResult:
-        """Keep a step's changes, or undo them if the step failed or a person must first approve its deletions.
+        """Keep a step's changes, or undo them.
 
-        With `has_other_changes`, the disk may contain other people's changes on top of the step's tree `after`.
+        Changes are undone if the step failed or if a person must first approve its deletions. With
+        `has_other_changes`, the disk may contain other people's changes in addition to the tree `after`.
         """
         before, store = work.before, store_folder_of(work.scope)
         paths = self._ports.trees.changed_paths(store, before, after) if after != before else ()
@@ -497,7 +501,7 @@ def _find_earlier_result(work: Work) -> StepResult | None:
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Run the step's action, check the step's contract and return the result with the outputs."""
+    """Run the step's action and check the step's contract. Return the result with the outputs."""
     try:
         run_result = act(work)
     except _STEP_ERRORS as error:

@@ -25,7 +25,7 @@ MERGE_CONFLICTS = 127
 
 
 class Trees:
-    """Compares and combines trees without touching files. `store` is the `store_folder` of their scope."""
+    """Compares and combines trees without touching files. `store` is the scope's `store_folder`."""
 
     def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
         """Return the paths that differ between two trees, sorted. Bytes that are not valid UTF-8 are escaped."""
@@ -53,8 +53,9 @@ class Trees:
     def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
         """Remove the change from `before` to `after` from `current`.
 
-        A path that has not changed since the step is restored to its previous content. If a later step changed other
-        lines, only the step's lines are reverted. Anything else is a conflict, in which case no tree is written.
+        A path that has not changed since the step is restored to its previous content. If a later step
+        changed other lines, only the step's lines are reverted. Any other change is a conflict, and no tree
+        is written.
 
         Raises:
             GitError: git failed, or a tree is not in the store. Retryable.
@@ -83,7 +84,7 @@ class Trees:
 
 
 def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Entry | None]) -> list[bytes]:
-    """Return the paths that would have to be both a file and a folder."""
+    """Return the paths that would have to be a file and a folder at the same time."""
     removed = {path for path, entry in replacements.items() if entry is None}
     left = (present.keys() | replacements.keys()) - removed
     added = [path for path in replacements if path not in removed and path not in present]
@@ -93,7 +94,10 @@ def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Ent
 
 
 def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
-    """Return the entry that reverts a step in a file that has changed again since, or None if there is a conflict."""
+    """Return the entry that reverts a step's change to a file, or None if there is a conflict.
+
+    The file has changed again since the step.
+    """
     before, after = change.before, change.after
     if now is None or before is None or after is None:
         return None
@@ -131,15 +135,15 @@ LISTING_TIME = timedelta(seconds=20)
 
 
 def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
-    """Return the `protect` patterns of a policy and of all policies that enclose it."""
+    """Return the `protect` patterns of a policy and of its enclosing policies."""
     return tuple(enclosing.protect for enclosing in enclosing_policies(policy))
 
 
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
     """Find the existing ignored files and folders that no step may change.
 
-    Ignored folders that are not protected themselves, such as `node_modules`, are not searched because they may be
-    huge.
+    Ignored folders such as `node_modules` are not searched because they may be huge, unless they are
+    protected.
 
     Args:
         root: top folder of the tree.

@@ -20,7 +20,7 @@ SUMMARY_CHARACTERS = 200
 class DecisionRunner:
     """Chooses the steps to start.
 
-    Unless a model decides, the choice is deterministic for the same records and beliefs.
+    The choice is deterministic for the same records and beliefs, unless a model decides.
     """
 
     def __init__(self, model: PlanModel) -> None:
@@ -35,7 +35,7 @@ class DecisionRunner:
         return "\n".join([*rows, f"otherwise: {', '.join(action.otherwise) or 'nothing'}"])
 
     def run(self, work: Work) -> RunnerResult:
-        """Make the decision. A person's answer takes precedence over rules, hypotheses and the model."""
+        """Make the decision. A person's answer overrides the rules, the hypotheses and the model."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
         votes = count_votes(work.request.answers, 1, options)
@@ -88,7 +88,7 @@ def _describe_decision(work: Work) -> str:
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
-    """Turn hypotheses into options for a person, each with the plan's confidence."""
+    """Convert hypotheses to options for a person. Each option states the plan's confidence."""
     beliefs = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 
@@ -152,7 +152,7 @@ class CheckpointRunner:
         return f"save the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
 
     def run(self, work: Work) -> RunnerResult:
-        """Take a snapshot of the tree and keep it. An existing checkpoint with the same name is moved."""
+        """Save a snapshot of the tree as a checkpoint. An existing checkpoint with the same name is moved."""
         name = _name(work)
         if not _NAME.fullmatch(name):
             return fail_step(f"{name!r} is not a valid checkpoint name. Use at most 100 letters, digits, '-' and '_'")

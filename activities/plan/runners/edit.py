@@ -45,7 +45,7 @@ class Patch:
             _refuse(_apply_hunk(self.git, self.text, "--check"))
 
     def apply(self) -> None:
-        """Apply the diff. Raises the same errors as `check`, in which case nothing was changed."""
+        """Apply the diff. Raises the same errors as `check`. Nothing is changed if an error is raised."""
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text))
 
@@ -122,9 +122,9 @@ class Draft:
         return "\n".join(_diff(path, self.before[path], content) for path, content in self.changes.items())
 
     def write(self) -> None:
-        """Write the changes to disk, preserving file modes.
+        """Write the changes to disk and preserve the file modes.
 
-        This is not atomic; the caller reverts the changes on failure.
+        This is not atomic. If it fails, the caller reverts the changes.
         """
         for path, content in self.changes.items():
             location = resolve_path(self.root, path)
@@ -149,7 +149,7 @@ class EditRunner:
         return "\n".join(filter(None, parts)) or "no changes: the files are already up to date"
 
     def run(self, work: Work) -> RunnerResult:
-        """Apply the edits. Edits that are already in place are not a failure."""
+        """Apply the edits. Edits that have already been applied are skipped."""
         if work.tree is None:
             return fail_step("an edit changes the tree. Remove 'access', or set 'access' to 'writes'")
         draft, patch = _draft_changes(work)
@@ -214,10 +214,10 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
 
 
 def _replace_match(old: bytes, edit: FileEdit) -> bytes:
-    """Replace the only match in the content. Return the content unchanged if this was already done.
+    """Replace the only occurrence of the search text. Do nothing if the edit was already applied.
 
     Raises:
-        InvalidRequestError: the text does not occur or occurs more than once.
+        InvalidRequestError: the search text does not occur exactly once.
     """
     # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:

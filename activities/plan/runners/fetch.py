@@ -120,7 +120,10 @@ class Readable(NamedTuple):
 
 
 def readable(content: bytes, media_type: str) -> Readable:
-    """Extract the title and text of a document. Never raises. `media_type` may include a `charset`."""
+    """Extract the title and text of a document. Never raises.
+
+    `media_type` may include a `charset`.
+    """
     bare = media_type.partition(";")[0].strip().lower()
     markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
     if not markup and not _TEXTUAL.match(bare or "text/plain"):
@@ -223,7 +226,7 @@ def words(text: str) -> list[str]:
 
 
 class Scorer:
-    """BM25 scorer for a query over a given set of texts."""
+    """BM25 scorer for a query on a set of texts."""
 
     def __init__(self, query: str, texts: Sequence[Counter[str]]) -> None:
         self._terms = sorted(set(words(query)))
@@ -238,7 +241,7 @@ class Scorer:
         }
 
     def score(self, text: Counter[str]) -> float:
-        """Compute how relevant a text is to the query. The score is 0 if no words match."""
+        """Return the relevance of a text to the query. The score is 0 if no words match."""
         long = K1 * (1 - B + B * sum(text.values()) / (self._average or 1.0))
         return sum(
             weight * text[term] * (K1 + 1) / (text[term] + long)
@@ -256,11 +259,11 @@ class Source(NamedTuple):
 
 
 def source_score(source: Source, query: str) -> float:
-    """Rate a source from 0 to about 2.5, based on how well it covers the query and where it comes from.
+    """Rate a source from 0 to about 2.5 by its coverage of the query and its origin.
 
-    The score is the sum of the query's coverage by the text (up to 1) and by the title (up to 0.5), plus 0.6 for a
-    standards host, 0.4 for a documentation host and 0.1 for https. The score of a document without text depends only on
-    its origin.
+    The score is the sum of the query's coverage by the text (up to 1) and by the title (up to 0.5), plus
+    0.6 for a standards host, 0.4 for a documentation host and 0.1 for https. The score of a document
+    without text depends only on its origin.
     """
     terms = set(words(query))
     text_words, titled = set(words(source.text)), set(words(source.title))
@@ -306,10 +309,10 @@ class _FetchState:
 
 
 class FetchRunner:
-    """Fetches a step's documents one after another, skipping any that an earlier attempt cached."""
+    """Fetches a step's documents one at a time. Documents cached by an earlier attempt are skipped."""
 
     def preview(self, work: Work) -> str:
-        """List the URLs, marking each one as cached or to be fetched."""
+        """List the URLs. Each one is marked as cached or to be fetched."""
         cache, urls, _ = self._read_urls(work)
         cached_urls = {url for url in urls if _fresh(cache.find(url), work)}
         return "\n".join(f"{'cached' if url in cached_urls else 'fetch '} {url}" for url in urls)

@@ -52,7 +52,7 @@ class Outcome:
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
-    """Run a command in the sandbox if the policy allows it, and judge it by its exit code. 0 means that it passed."""
+    """Run a command in the sandbox if the policy allows it. The check passes if the exit code is 0."""
     resolved = shell_command(command, work.lookup)
     # Judged as a shell step of its own, or commands in gates would escape the policy.
     step = Step(
@@ -85,7 +85,7 @@ def _tail(output: str) -> str:
 
 
 def judge_invariant(work: Work, title: str, text: str) -> Outcome:
-    """Evaluate an expression that must hold.
+    """Evaluate an expression that must be true.
 
     Raises:
         InvalidRequestError: the expression cannot be evaluated.
@@ -147,7 +147,10 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Outcome:
-    """Check the change since a step ended, or since the plan began, against the review's limits."""
+    """Check a change against the review's limits.
+
+    The change covers everything since a step ended, or since the plan began.
+    """
     base = find_base_tree(work.scope, review.since, work.records)
     if not base:
         problem = f"step '{review.since}' has no tree: the step has not completed, or does not read the tree"
@@ -201,7 +204,7 @@ class GateRunner:
         self._differ = differ
 
     def preview(self, work: Work) -> str:
-        """List the checks of the gate and the approval that it requires."""
+        """List the checks of the gate and the required approval."""
         action = work.action(GateAction)
         lines = [f"check {_title(work, check)}" for check in action.checks]
         if action.approval is not None or any(check.prose for check in action.checks):
@@ -327,7 +330,7 @@ def _title(work: Work, check: GateCheck) -> str:
 
 
 def _resolve_command(work: Work, command: str) -> str:
-    """Return a command as it will run, or as it is written if its references cannot be resolved."""
+    """Return a command with its references resolved. If that fails, return the command as written."""
     try:
         return shell_command(command, work.lookup).inlined_text if command else ""
     except InvalidRequestError:

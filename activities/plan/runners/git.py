@@ -27,9 +27,10 @@ STEPS_SHOWN = 100
 def pull_request_text(
     title: str, plan: Plan, records: Sequence[StepRecord], paths: tuple[str, ...], plan_id: str
 ) -> str:
-    """Write the pull request text in Markdown: level of proof, rationale, step results, decisions, risks and files.
+    """Write the pull request text in Markdown.
 
-    A step writes it while the plan runs, so nothing is proven yet.
+    It covers the level of proof, rationale, step results, decisions, risks and files. A step writes it
+    while the plan runs, so nothing is proven yet.
     """
     steps = {step.id: step for step in plan.steps}
     last = {r.step: r.result for r in records}
@@ -68,7 +69,7 @@ _COMMITTED = re.compile(r"[0-9a-f]{40,64}")
 
 
 class GitRunner:
-    """Runs git steps, first the branch, then the commit and finally the pull request text."""
+    """Runs git steps. Creates the branch first, then the commit, and finally the pull request text."""
 
     def preview(self, work: Work) -> str:
         action = _action(work)
@@ -81,7 +82,7 @@ class GitRunner:
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the git step. An existing branch or nothing to commit is not a failure."""
+        """Run the git step. It is not a failure if the branch exists or there is nothing to commit."""
         action = _action(work)
         outputs: dict[str, Any] = {}
         with user_git(UserRepository(work.root)) as git:
@@ -135,7 +136,7 @@ def _action(work: Work) -> GitAction:
 
 
 def _paths(paths: Any) -> Iterator[str]:
-    """Yield the paths in a list, in which a resolved reference may itself be a list of paths."""
+    """Yield the paths in a list. A resolved reference in the list may itself be a list of paths."""
     for path in paths:
         if isinstance(path, list | tuple):
             yield from _paths(path)
@@ -160,7 +161,7 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
-    """Commit the files. Return True if the step's commit exists, or False if there was nothing to commit."""
+    """Commit the files. Return True if the commit exists, or False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a relative path inside the tree")
     paths = ("--", *action.paths) if action.paths else ()
@@ -186,7 +187,10 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
 
 
 def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
-    """Reject files that need a filter program from the repository, such as git-lfs. Such programs are never run."""
+    """Reject files that need a filter program from the repository, such as git-lfs.
+
+    Such programs are never run.
+    """
     if filtered := filtered_paths(git, paths):
         return make_failure(
             f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not "

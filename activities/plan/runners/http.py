@@ -30,7 +30,13 @@ class HttpRunner:
         environ: Mapping[str, str] = os.environ,
         resolve: Resolve = system_addresses,
     ) -> None:
-        """Set the hosts to which each secret variable may be sent, the environment with the secrets, and a resolver."""
+        """Create the runner.
+
+        Args:
+            secrets: the hosts to which each secret variable may be sent.
+            environ: the environment that contains the secrets.
+            resolve: the function that resolves host names.
+        """
         self._secrets = secrets
         self._environ = environ
         self._resolve = resolve

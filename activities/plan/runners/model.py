@@ -31,7 +31,7 @@ PROBLEM_CHARACTERS = 300
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return the problem that makes a schema invalid, or "" if it is valid."""
+    """Return the reason why a schema is invalid, or "" if it is valid."""
     try:
         _Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
@@ -42,7 +42,7 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe how a value violates the schema, in at most `PROBLEMS_LIMIT` sentences. Empty if the value is valid."""
+    """Return at most `PROBLEMS_LIMIT` sentences about schema violations. Empty if the value is valid."""
     if problem := schema_problem(schema):
         return (problem,)
     try:
@@ -58,7 +58,7 @@ def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a schema for strict mode, in which every property is required and no others are allowed."""
+    """Convert a schema for strict mode. All properties become required, and no others are allowed."""
     result: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
         result |= {"required": list(schema["properties"]), "additionalProperties": False}
@@ -107,7 +107,7 @@ class ModelQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRunnerResult(RunnerResult):
-    """A model's answer, whose fields are the outputs."""
+    """A model's answer. Its fields are the outputs."""
 
     model: str = ""
 
@@ -128,7 +128,7 @@ class PlanModel:
         return self._prompts.render(name, **values)
 
     def prompt(self, work: Work, text: str) -> str:
-        """Resolve the references in a prompt that the workspace's prompt privacy allows.
+        """Resolve the references in a prompt, as far as the workspace's prompt privacy allows.
 
         At the `summary` level, only numbers, booleans and values written by the plan's author are included.
         """
@@ -199,7 +199,7 @@ class PlanModel:
         return schema_problem(request.schema)
 
     def _chosen(self, work: Work, request: ModelQuestion) -> ModelService:
-        """Return the model service with the step's model, token limit and time limit."""
+        """Return the model service with the step's model, token limit and time limit applied."""
         bounds = (self._service.max_output_tokens, request.max_output_tokens, work.step.budget.max_tokens)
         return replace(
             self._service,

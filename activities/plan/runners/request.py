@@ -27,7 +27,7 @@ CANCEL_POLL_S = 0.5
 
 
 async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool], limit_s: float = math.inf) -> T:
-    """Await a call while polling `cancelled`. Cancel the call when the time is up.
+    """Await a call while polling `cancelled`. The call is cancelled when the time is up.
 
     Raises:
         TimeoutError: the call was cancelled, or did not end within `limit_s`.
@@ -64,7 +64,7 @@ _SECRET_IN_URL = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class WebError(Exception):
-    """A failed request. It is recorded with the step and does not indicate a fault in the worker."""
+    """A failed request. The error is recorded with the step and is not a fault of the worker."""
 
     def __init__(
         self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0
@@ -281,5 +281,5 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _strip_query(url: str) -> str:
-    """Remove the query, which may contain secrets, from a URL for use in messages."""
+    """Remove the query from a URL for use in messages, because it may contain secrets."""
     return shorten(url.partition("?")[0], 200)

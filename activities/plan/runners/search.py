@@ -100,7 +100,10 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _text(path: Path) -> bytes | None:
-    """Read a text file. Return None if it is large, binary, or a symlink, which may lead out of the tree."""
+    """Read a text file. Return None for large files, binary files and symlinks.
+
+    A symlink may point outside the tree.
+    """
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
             return None

@@ -88,7 +88,7 @@ class ShellRunner:
 
 
 def _as_output(stdout: bytes) -> str:
-    """Return the standard output as an output value. As with `$(...)`, a single line loses its newline."""
+    """Return the standard output as an output value. A single line loses its newline, as with `$(...)`."""
     text = stdout.decode("utf-8", "replace")
     return text[:-1] if text.find("\n") == len(text) - 1 else text
 
@@ -149,7 +149,7 @@ def _protected_paths(work: Work) -> frozenset[Path]:
 
 
 def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure | None:
-    """Remove ignored files that the command created although the policy protects them. Return the failure, or None."""
+    """Remove protected ignored files that the command created. Return a failure if there were any."""
     # Ignored files are in no snapshot, so undoing the step would leave them behind.
     created = sorted(_protected_paths(work) - before)
     if not created:
@@ -163,7 +163,7 @@ def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure 
 
 
 def _judges_exit_code(step: Step) -> bool:
-    """Return whether the criteria refer to the exit code, which otherwise must be 0."""
+    """Return whether the criteria check the exit code. If they do not, it must be 0."""
     for rule in (criterion for criterion in step.expect if isinstance(criterion, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):
@@ -174,6 +174,6 @@ def _judges_exit_code(step: Step) -> bool:
 
 
 def _log(*outputs: bytes) -> str:
-    """Format a log for people, with standard output first and everything else after it."""
+    """Format a log for people. Standard output comes first, followed by everything else."""
     parts = [part.decode("utf-8", "replace") for part in outputs if part]
     return scrub("\n".join(part.rstrip("\n") for part in parts) + ("\n" if parts else ""))

@@ -14,7 +14,7 @@ except Exception:  # a Python that is too old
 
 
 def _run_next() -> None:
-    """Run the next `sitecustomize` on the path, which this file shadows."""
+    """Run the next `sitecustomize` on the path, because this file shadows it."""
     folder = __file__.rpartition("/")[0]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
     if spec is not None and spec.loader is not None:

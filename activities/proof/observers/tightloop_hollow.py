@@ -15,7 +15,7 @@ PLACE = "TIGHTLOOP_HOLLOW"
 
 
 class Nothing:
-    """A value that is equal only to itself, unlike None, which some functions are supposed to return."""
+    """A value that is equal only to itself. Unlike None, it is never a valid return value."""
 
 
 NOTHING = Nothing()

@@ -25,7 +25,7 @@ _RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_", "TOX_", "NOX_")
 
 
 class Loads:
-    """Reports each file once per file that loaded it."""
+    """Reports loaded files. Each file is reported once for every file that loaded it."""
 
     def __init__(self, teller):
         self._teller = teller
@@ -56,7 +56,7 @@ class Loads:
         atexit.register(self._end)
 
     def path_in_tree(self, name):
-        """Return the path of a file within the tree. Return "" for files that are outside the tree or installed."""
+        """Return the path of a file relative to the tree. Return "" for installed files and files elsewhere."""
         if isinstance(name, bytes):
             name = os.fsdecode(name)
         if not isinstance(name, str) or not name or name[0] == "<":
@@ -70,7 +70,7 @@ class Loads:
         return ""
 
     def opener(self, frame):
-        """Return the file of the tree that is executing in a frame or in one of its callers, or ""."""
+        """Return the tree file that is executing in a frame or in one of its callers, or ""."""
         for _ in range(_FRAMES):
             if frame is None:
                 return ""
@@ -116,7 +116,7 @@ class Loads:
                 self.flush()
 
     def flush(self):
-        """Report the loads that have accumulated since the last report."""
+        """Report the loads since the last report."""
         if self._waiting:
             self._teller.tell_all(self._waiting)
             self._waiting, self._told = [], time.monotonic()
@@ -147,9 +147,10 @@ class Loads:
     # -- ends -----------------------------------------------------------------------------------------------
 
     def _watch_system_exit(self):
-        """Record the place where the last SystemExit with status 0 was raised.
+        """Record where the last SystemExit with status 0 was raised.
 
-        A plain `raise SystemExit` calls nothing that could be wrapped, so the class is replaced with a subclass.
+        A plain `raise SystemExit` does not call a function that could be wrapped. The class is therefore
+        replaced with a subclass.
         """
         loads, plain = self, builtins.SystemExit
 
@@ -168,7 +169,7 @@ class Loads:
         builtins.SystemExit = SystemExit
 
     def _early_exit(self, frame):
-        """Return the file that ends a main program of the tree early, or None if no file does."""
+        """Return the file that ends a main program of the tree early, or None."""
         by, main = self.opener(frame), None
         while frame is not None:
             if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
@@ -192,7 +193,7 @@ class Loads:
     # -- what the product does to its surroundings ------------------------------------------------------------
 
     def remember(self, module):
-        """Record the names in a module that was just loaded, so that names added later do not count as replacements."""
+        """Record the names in a newly loaded module. Names added later do not count as replacements."""
         name = getattr(module, "__name__", None)
         if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
             self._names[name] = frozenset(vars(module))
@@ -201,7 +202,7 @@ class Loads:
                     self._names[name + "." + value.__qualname__] = frozenset(vars(value))
 
     def _tell_changed_modules(self):
-        """Report functions of the tree that have replaced functions in modules outside the tree."""
+        """Report functions outside the tree that were replaced with functions of the tree."""
         for name, module in list(sys.modules.items()):
             # Only plain modules and functions: attributes of other objects may be computed.
             if type(module) is not _Module or name == "__main__" or name.startswith("tightloop_"):
@@ -226,7 +227,7 @@ class Loads:
             self._teller.tell("patch", by=path, file=module + "." + attribute)
 
     def _tell_shadows(self):
-        """Report modules of the tree that were loaded instead of installed modules with the same name."""
+        """Report modules of the tree that shadow installed modules."""
         from importlib.machinery import PathFinder
 
         # Tests add entries such as ".", which refer to folders of the tree.
@@ -241,7 +242,7 @@ class Loads:
                     self._tell("shadow", "", path)
 
     def _watch_variables(self):
-        """Report product code that looks up the variables of a test runner."""
+        """Report product code that reads the environment variables of a test runner."""
         loads, plain = self, type(os.environ)
 
         class Environ(plain):
@@ -276,7 +277,7 @@ class Loads:
 
 
 def _source(path):
-    """Return the source file from which a bytecode file was compiled. Return any other path unchanged."""
+    """Return the source file of a bytecode file. Other paths are returned unchanged."""
     if _CACHE not in path:
         return path
     folder, _, name = path.rpartition("/")
@@ -286,7 +287,7 @@ def _source(path):
 
 
 def _is_at_its_end(frame):
-    """Return whether a main program is executing its last statement, which only calls a function."""
+    """Return whether a main program is executing its last statement and that statement is a call."""
     import ast
 
     with open(frame.f_code.co_filename, "rb") as file:

@@ -65,7 +65,7 @@ _loads = None
 
 
 def begin():
-    """Report that this interpreter started, and hook into the import of test runners."""
+    """Report that this interpreter has started, and hook into the import of test runners."""
     global _teller, _loads
     target = os.environ.get(PLACE, "")
     if not target or _teller is not None:
@@ -129,9 +129,9 @@ def _watch_modules(teller, loads):
 
 
 class _WhenPytestIsImported:
-    """Makes pytest load the plugin once it is imported.
+    """Makes pytest load the plugin when pytest is imported.
 
-    In other programs the plugin may not be found, because a check can set PYTHONPATH.
+    Other programs may not find the plugin, because a check can set PYTHONPATH.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -142,7 +142,7 @@ class _WhenPytestIsImported:
 
 
 class _WhenUnittestIsImported:
-    """Wraps unittest's runner when it is imported."""
+    """Wraps the runner of unittest when unittest is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "unittest.runner":
@@ -234,7 +234,7 @@ def _unittest_canary_fails():
 
 
 def pytest_configure(config):
-    """Start a session. Sessions that run within a test or start late report nothing."""
+    """Start a session. Sessions that start late or run inside a test are not reported."""
     import pytest
 
     if _teller is None:
@@ -256,7 +256,7 @@ def _make_session(pytest, teller, is_part):
     hook = getattr(pytest, "hookimpl")
 
     class Session:
-        """Reports one session. A pytest-xdist worker leaves the reporting to its controller."""
+        """Reports one session. pytest-xdist workers leave this to their controller."""
 
         def __init__(self):
             self.name = teller.session("pytest") if not is_part else ""
@@ -265,7 +265,10 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
-            """Record a test's error before any hook of the project sees it, and code that replaced the test."""
+            """Record a test's error before the project's hooks see it.
+
+            Code that has replaced the test is also recorded.
+            """
             _loads.started_tests = True
             code = getattr(getattr(item, "obj", None), "__code__", None)
             path = _loads.path_in_tree(code.co_filename) if code is not None else ""
@@ -294,7 +297,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtestloop(self, session):
-            """Run the tests that passed once more if the check asks for it. This takes as long as the first run."""
+            """Run the passing tests a second time if the check asks for it. This doubles the run time."""
             begun = time.monotonic()
             yield
             if os.environ.get(TWICE) and not is_part:
@@ -309,7 +312,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True)
         def pytest_runtest_makereport(self, item, call):
-            """Report a test that fails an assertion in its second run."""
+            """Report a test that fails an assertion in the second run."""
             outcome = yield
             if not self.is_second_run or call.when != "call" or call.excinfo is None:
                 return

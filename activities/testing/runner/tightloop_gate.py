@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def main():
-    """Carry out the requests that arrive on standard input."""
+    """Handle the requests that arrive on standard input."""
     orders = json.loads(sys.stdin.read())
     orders["root"] = os.getcwd()
     teller = _Teller(orders.pop("nonce"))
@@ -49,7 +49,7 @@ class _Teller:
 
 
 class _Gate:
-    """Runs every test twice on its own, and then on mutants of the lines that it executes."""
+    """Runs every test twice on its own, and then with mutants of the lines that the test executes."""
 
     def __init__(self, orders, teller):
         self._orders, self._teller = orders, teller
@@ -122,7 +122,7 @@ class _Gate:
                         break
 
     def _try(self, session, mutant):
-        """Run the tests that execute the lines of a mutant. Return False if the mutant needs a session of its own."""
+        """Run the tests that execute the lines of a mutant. Return False if the mutant needs its own session."""
         lines, concerned = set(mutant["lines"]), []
         for item in session.found["items"]:
             green = self._green.get(item["id"], {"lines": {}})
@@ -165,7 +165,7 @@ class _Gate:
     def _kills(self, result, green, function):
         """Return whether a test that passed before now fails by its own assertion.
 
-        Mirrors `can_fail` in tightloop/testing, which decides.
+        Mirrors `can_fail` in tightloop/testing, which makes the final decision.
         """
         if result["outcome"] != "failed" or not result["honest"]:
             return False
@@ -174,7 +174,7 @@ class _Gate:
         return result["line"] in self._orders["expecting"].get(function, ()) and result["line"] in green["raised"]
 
     def _try_whole(self, mutant):
-        """Try a mutant of code that runs at import time, in a session that imports it."""
+        """Run the tests in a new session that imports a mutant. Used for code that runs at import time."""
         session = self._open(mutant)
         if session is None:
             self._teller.tell("broken", mutant=mutant["id"])

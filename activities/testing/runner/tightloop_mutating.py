@@ -33,7 +33,7 @@ class Changing:
         return sorted(lines)
 
     def note_functions(self, paths):
-        """Find the functions that are loaded from some files, once for all child processes."""
+        """Find the functions that are loaded from some files. Do this once for all child processes."""
         local_paths = {}
         # Not by module attributes: decorators, closures and tables hold functions that none of them names.
         for function in gc.get_objects():
@@ -46,7 +46,7 @@ class Changing:
                 self._functions.setdefault(local_paths[name], {}).setdefault(function.__code__, []).append(function)
 
     def overlay(self, mutant):
-        """Apply the mutant to the module when it is imported."""
+        """Apply the mutant when its module is imported."""
         path = os.path.realpath(os.path.join(self._root, mutant["path"]))
         sys.meta_path.insert(0, _Finder(path, self._mutate_source(mutant)))
 

@@ -20,7 +20,7 @@ def plugins():
 
 
 def warm(names):
-    """Import libraries in advance, so that only the first session takes long to start."""
+    """Import libraries in advance, so that only the first session is slow to start."""
     for name in names:
         if name not in sys.modules or name == LETTERS:
             try:
@@ -47,7 +47,7 @@ def arguments(tests):
 
 
 def calm_hypothesis(items):
-    """Make hypothesis generate the same examples in every run, without storing them and without a deadline."""
+    """Make hypothesis generate the same examples in every run. Disable its example database and deadline."""
     hypothesis = sys.modules.get("hypothesis")
     if hypothesis is None:
         return

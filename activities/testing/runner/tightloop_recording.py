@@ -15,7 +15,7 @@ _HELPING = ("test", "tests", "testing", "conftest")
 
 
 class Watching:
-    """A trace function for files in the tree."""
+    """Trace function for files in the tree."""
 
     def __init__(self, root, changed, test_files):
         self._roots = tuple({os.path.join(os.path.abspath(folder), "") for folder in (root, os.path.realpath(root))})
@@ -41,11 +41,11 @@ class Watching:
         return {path: sorted(lines) for path, lines in self._lines.items()}
 
     def taken_exceptions(self):
-        """Return the exceptions that reached the tests, with the lines at which they left the changed code."""
+        """Return the exceptions that reached the tests, and the lines at which they left the changed code."""
         return sorted(self._exceptions), sorted(self._raised)
 
     def libraries(self):
-        """Return the names of loaded modules outside the tree."""
+        """Return the names of loaded modules that are outside the tree."""
         names = []
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
@@ -54,7 +54,7 @@ class Watching:
         return names
 
     def judge(self, error):
-        """Classify a failure: whether it is an assertion, and which kind of code raised it."""
+        """Return whether a failure is an assertion, and which kind of code raised it."""
         assertions = (AssertionError, pytest.fail.Exception)
         # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
@@ -169,7 +169,7 @@ class Recorder:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item):
-        """Record a test's error before any of the project's hooks see it."""
+        """Record a test's error before the project's hooks see it."""
         outcome = yield
         error = outcome.excinfo
         if self._raised is not None:
@@ -210,7 +210,7 @@ class Recorder:
 
 
 def canaries_sing(session):
-    """Return whether the canaries work: the test that must fail fails, and the test that must pass passes."""
+    """Return whether the canary tests work: one must fail and the other must pass."""
     from _pytest.runner import call_and_report
 
     class Canary(pytest.Item):

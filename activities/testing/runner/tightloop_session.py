@@ -24,7 +24,7 @@ TAIL = 1500
 
 
 class Session:
-    """The controlling end of a session. The other end is `_Server`."""
+    """Controlling end of a session. The other end is `_Server`."""
 
     def __init__(self, orders, forget, mutant):
         self._orders = orders
@@ -57,7 +57,7 @@ class Session:
         return bool(set(mutant["lines"]) & set(self.found["imported"].get(mutant["path"], ())))
 
     def run(self, index, mutant, limit):
-        """Run one test in a child process, with a mutant if one is given."""
+        """Run one test in a child process, optionally with a mutant."""
         try:
             os.write(self._orders_to, (json.dumps([index, mutant, limit]) + "\n").encode())
         except OSError:
@@ -65,7 +65,7 @@ class Session:
         return self._read(limit + COLLECT_GRACE_S) or nothing("crashed", limit)
 
     def close(self):
-        """Kill the session with its whole process group."""
+        """Kill the session and its whole process group."""
         for end in (self._orders_to, self._answers):
             os.close(end)
         # Both: a child that was stopped before its setsid leads no group yet.
@@ -130,7 +130,7 @@ class _Server:
         self._problems.append([path, text[-TAIL:]])
 
     def loop(self, items):
-        """Report the collected tests, and then run each test that is requested."""
+        """Report the collected tests, then run each requested test."""
         self._watching.stop()
         self._collected = True
         self._items = items

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 class TreeChange(NamedTuple):
-    """A path whose file differs between two trees. None means that there is no file."""
+    """Path whose file differs between two trees. None means that the file does not exist."""
 
     path: bytes
     before: Entry | None

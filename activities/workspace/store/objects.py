@@ -28,7 +28,7 @@ FAR = 0x80000000
 
 
 class PackFile:
-    """A pack under construction, which becomes readable when it is finished."""
+    """Pack that is being written. It becomes readable when it is finished."""
 
     def __init__(self, folder: Path, *, level: int) -> None:
         self._folder = folder
@@ -132,7 +132,7 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
 
 
 class TreeStore:
-    """A project's objects and refs. Each instance must be used by only one thread."""
+    """Objects and refs of a project. Each instance must be used by only one thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +161,7 @@ class TreeStore:
             return pygit2.Repository(str(self.folder), flags)
 
     def holds(self, tree: str) -> bool:
-        """Return whether the store contains a tree. Only the tree object itself is checked, not its contents."""
+        """Return whether the store contains a tree object. The contents of the tree are not checked."""
         try:
             return tree == EMPTY_TREE or self.repository.odb.read(tree)[0] == ObjectType.TREE
         except (KeyError, ValueError, pygit2.GitError):
@@ -202,7 +202,7 @@ class TreeStore:
                 yield out
 
     def size(self, blob: str) -> int:
-        """Return the size of an object. A packed object is not read for this.
+        """Return the size of an object. Packed objects are not read to find their size.
 
         Raises:
             GitError: the object is missing.
@@ -240,12 +240,15 @@ class TreeStore:
     def changes(self, before: str, after: str) -> list[TreeChange]:
         """Return the paths that differ between two trees, sorted.
 
-        If a file became a folder, its path is removed and others are added.
+        If a file became a folder, the file's path is removed and the paths in the folder are added.
         """
         return self.listed_changes(before, after)[0]
 
     def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
-        """Return the paths that differ, sorted, and whether the list is complete. It is incomplete after a timeout."""
+        """Return the paths that differ between two trees, sorted, and whether the list is complete.
+
+        The list is incomplete after a timeout.
+        """
         changes: list[TreeChange] = []
         complete = self._compare(b"", before, after, changes, time.monotonic() + seconds)
         return sorted(changes, key=itemgetter(0)), complete
@@ -283,7 +286,7 @@ class TreeStore:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
-        """Collect new objects, which become visible when the block ends without an error."""
+        """Collect new objects. They become visible if the block ends without an error."""
         with translated_errors(self.folder):
             sink = ObjectSink(self.folder, self.repository)
             try:
@@ -393,7 +396,7 @@ def valid_name(name: bytes) -> bool:
 
 @contextlib.contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the operating system and libgit2 into errors of our own.
+    """Translate errors of the operating system and libgit2 to tightloop errors.
 
     Raises:
         StorageFullError: the disk is full.

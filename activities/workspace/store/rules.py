@@ -35,7 +35,10 @@ class RuleList:
     """The rules in one file."""
 
     def __init__(self, base: str, content: bytes, *, folded: bool = False) -> None:
-        """Parse rules for paths below `base`, which is empty or ends with `/`. With `folded`, case is ignored."""
+        """Parse rules for paths below `base`. With `folded`, case is ignored.
+
+        `base` is empty or ends with `/`.
+        """
         self.base = base
         # Latin-1: one character per byte, as in `as_bytes_text`.
         text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
@@ -49,7 +52,7 @@ class RuleList:
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
         """Return whether a rule ignores a path, or None if no rule matches.
 
-        The path includes `base` and has the form of `as_bytes_text`.
+        The path includes `base` and has the format of `as_bytes_text`.
         """
         parts: list[str] | None = None
         for rule in self._rules:
@@ -73,11 +76,11 @@ class Rules:
         self._lists = tuple(rule_list for rule_list in lists if rule_list)[::-1]
 
     def within(self, rule_list: RuleList) -> "Rules":
-        """Combine these rules with the rules in a file deeper in the tree."""
+        """Combine these rules with the rules from a file deeper in the tree."""
         return Rules((*self._lists[::-1], rule_list)) if rule_list else self
 
     def ignores(self, path: str, name: str, *, folder: bool) -> bool:
-        """Return whether a path is ignored. The caller must ensure that none of its folders is ignored."""
+        """Return whether a path is ignored. The caller must ensure that its parent folders are not ignored."""
         if not self._lists:
             return False
         path, name = as_bytes_text(path), as_bytes_text(name)
@@ -89,7 +92,7 @@ class Rules:
 
 
 def as_bytes_text(name: str) -> str:
-    """Convert a name to a text with one character per byte, because `?` in git matches a byte."""
+    """Convert a name to text with one character per byte, because `?` matches one byte in git."""
     return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
@@ -114,7 +117,7 @@ def _rule(line: str, folded: bool) -> _Rule | None:
 
 
 def _cut(line: str) -> list[str]:
-    """Split a rule at its slashes. Slashes in bracket classes do not count, because a class never matches a slash."""
+    """Split a rule at its slashes. Slashes in bracket classes are kept, because a class never matches a slash."""
     parts, begin, position = [], 0, 0
     while position < len(line):
         if line[position] == "/":
@@ -154,7 +157,10 @@ def _test(glob: str, folded: bool) -> Test:
 
 
 def _expression(glob: str) -> str | None:
-    """Translate a glob without slashes to an expression. Return None if git never matches anything with it."""
+    """Translate a glob without slashes to a regular expression.
+
+    Return None if git never matches anything with the glob.
+    """
     chunks, chunk, position = [], "", 0
     while position < len(glob):
         character = glob[position]
@@ -236,7 +242,7 @@ def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
 
 
 def _with_deep(places: set[int], tests: tuple[Test | None, ...]) -> set[int]:
-    """Add the positions that are reached if `**` matches no folder at all."""
+    """Add the positions that are reached if `**` matches no folders."""
     for position in sorted(places):
         while position < len(tests) and tests[position] is _DEEP:
             position += 1

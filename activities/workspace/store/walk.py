@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Folder:
-    """A folder's recorded state, without uncovered files."""
+    """Recorded state of a folder. Uncovered files are left out."""
 
     __slots__ = ("files", "folders", "tree")
 
@@ -90,7 +90,7 @@ class Folder:
             yield from below.paths(f"{prefix}{name}/")
 
     def put(self, path: bytes, entry: Entry | None) -> None:
-        """Set the entry of a path, or None if there is no file. The next walk reads the file again."""
+        """Set the entry of a path. None means that there is no file. The next walk reads the file again."""
         name, _, rest = os.fsdecode(path).partition("/")
         self.tree = b""
         if rest:
@@ -116,14 +116,17 @@ States = LruCache[Path, tuple[Signature, Folder]]
 
 
 class StatCache:
-    """A working tree's last state, which is stored in a file and in memory."""
+    """Last known state of a working tree, stored in a file and in memory."""
 
     def __init__(self, path: Path, memory: States) -> None:
         self._path = path
         self._memory = memory
 
     def load(self) -> Folder | None:
-        """Load the last state. If it is missing or damaged, return None, so that all files are read again."""
+        """Load the last state, or return None if the state is missing or damaged.
+
+        In that case, all files are read again.
+        """
         signature = signature_of(self._path)
         if signature is None:
             return None
@@ -156,7 +159,10 @@ class StatCache:
         self.remember(folder)
 
     def remember(self, folder: Folder) -> None:
-        """Keep a state only in memory, because the file already has an older state with the same content."""
+        """Keep a state in memory, but do not write it to the file.
+
+        The file already contains an older state with the same content.
+        """
         if (signature := signature_of(self._path)) is not None:
             self._memory.put(self._path, (signature, folder))
 
@@ -166,7 +172,7 @@ class StatCache:
 
 
 def signature_of(path: Path) -> Signature | None:
-    """Return a value that changes whenever the file does, or None if the file cannot be read."""
+    """Return a value that changes whenever the file changes, or None if the file cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -216,7 +222,7 @@ class WalkTimeoutError(GitError):
 
 @dataclass(frozen=True)
 class Coverage:
-    """The files of a working tree that its snapshots cover."""
+    """Files of a working tree that are covered by its snapshots."""
 
     rules: Rules = field(default_factory=Rules)
     """The user's rules for the whole tree. `.gitignore` files are read during the walk."""
@@ -242,7 +248,7 @@ class Walk:
     ) -> None:
         """Read covered files into `sink` within `seconds`. If `sink` is None, files are only listed.
 
-        `ignored` is called with every ignored file and, with a trailing slash, every ignored folder.
+        `ignored` is called with the path of every ignored file and folder. Folders have a trailing slash.
         """
         self._coverage = coverage
         self._sink = sink
@@ -256,7 +262,7 @@ class Walk:
         """Number of files whose size, times or content changed."""
 
     def run(self, root: str, previous: Folder | None) -> Folder:
-        """Walk over the tree at `root` and return its state. The given `previous` state is not modified.
+        """Walk over the tree at `root` and return its state. The state in `previous` is not modified.
 
         Raises:
             WalkTimeoutError: the walk took too long.

@@ -46,7 +46,7 @@ class TreeWriter:
     """Writes files below one open folder without following symlinks."""
 
     def __init__(self, store: TreeStore, root: str) -> None:
-        """Open `root`, the only path in which symlinks are followed. Release it with `close`."""
+        """Open the folder `root`. Symlinks are followed only in this path. Use `close` to release the folder."""
         self._store = store
         self._open: list[tuple[bytes, int]] = []
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -164,7 +164,8 @@ def describe_drift(
 ) -> Drift:
     """Describe the drift before changes are undone. Tool caches are left out.
 
-    With a `store`, the changes are about to be undone, and the report contains the command that restores them.
+    Pass `store` if the changes are about to be undone. The report then contains the command that restores
+    them.
     """
     listed = [change for change in changes if not is_cache(decode_path(change.path))]
     # The drift of checks is part of each result, and that of failed steps of every attempt.
@@ -201,10 +202,12 @@ def describe_drift(
 def undone_changes(
     changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked_paths: set[bytes], answer: DriftAnswer
 ) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
-    """Return the changes that a person wants undone, and the entry that each affected path should then have.
+    """Return the changes that a person wants undone.
+
+    Also return the entry that each affected path should have afterwards.
 
     Args:
-        changes: from the workflow's last tree to the files on disk.
+        changes: changes from the workflow's last tree to the files on disk.
         present: the files on disk.
         asked_paths: paths in the question. All other paths changed later and are kept.
         answer: the person's decision.
@@ -312,7 +315,7 @@ def _with_markers(
 
 
 def _text(store: TreeStore, conflict: _Conflict) -> bytes | None:
-    """Write both sides of a conflict into one text. Return None if they are not text."""
+    """Merge both sides of a conflict into one text. Return None if they are not text."""
     sides = [side for side in (conflict.base, conflict.ours, conflict.theirs) if side is not None]
     if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
         return None
@@ -348,9 +351,9 @@ class PackedTrees:
     """Packs trees as git pack files for a store on another host. Working trees are not read."""
 
     def pack(self, scope: EpisodeScope, tree: str, known_tree: str) -> dict[str, bytes]:
-        """Pack the objects of a tree that `known_tree` lacks. Return the pack and its index by file name.
+        """Pack the objects of a tree that `known_tree` does not have. Return the files of the pack by name.
 
-        The result is empty if no object is missing.
+        The files are the pack and its index. The result is empty if no object is missing.
         """
         store = TreeStore(store_folder_of(scope))
         object_ids: dict[str, None] = {}
@@ -394,7 +397,7 @@ class PackedTrees:
 
 
 def _collect(store: TreeStore, tree: str, known_tree: str, object_ids: dict[str, None]) -> None:
-    """Collect the objects of a tree that a known tree does not have at the same path."""
+    """Collect the objects of a tree. Objects that a known tree has at the same path are skipped."""
     if tree in (known_tree, EMPTY_TREE) or tree in object_ids:
         return
     if not store.holds(tree):

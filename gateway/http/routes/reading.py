@@ -218,7 +218,7 @@ async def _artifacts(scope: Scope, workflow: WorkflowRef) -> list[Any]:
 
 
 def _references(document: Any) -> Iterator[ArtifactRef]:
-    """Yield a document's artifact references without duplicates."""
+    """Yield the artifact references in a document, without duplicates."""
     digests: set[str] = set()
     for ref in _walk(document):
         if ref.sha256 not in digests:

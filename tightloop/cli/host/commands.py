@@ -146,7 +146,7 @@ def open_page(
 
 
 def _open_browser(link: str) -> None:
-    """Open a page in the user's browser, if there is one. The link is printed in any case."""
+    """Open a page in the user's browser, if there is one. The link is always printed."""
     names = ("/usr/bin/open",) if sys.platform == "darwin" else ("xdg-open", "gio", "sensible-browser", "firefox")
     program = next((program for name in names if (program := find_trusted_program(name))), None)
     if program is not None:

@@ -53,7 +53,7 @@ class Finding:
 
 
 def examine(session: Session) -> list[Finding]:
-    """Run all checks. This takes about half a minute at most, even if nothing responds."""
+    """Run all checks. This takes at most about 30 seconds, even if nothing responds."""
     settings = session.settings
     service = asyncio.run(_service(settings))
     answers = service[0].ok
@@ -98,7 +98,7 @@ def _version(program: TrustedProgram) -> str:
 
 
 def _started_programs() -> list[Finding]:
-    """List the programs that run outside the sandbox, and the PATH folders that are ignored when looking for them."""
+    """List the programs that run outside the sandbox, and the PATH folders that are ignored."""
     programs = find_startup_programs().items()
     rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in programs]
     signs_with = global_setting("gpg.ssh.program", kind="path")
@@ -156,7 +156,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
 
 
 async def _workers(client: TightloopClient) -> list[Finding]:
-    """Check that all workers needed by an episode are available."""
+    """Check that all workers that an episode needs are available."""
     try:
         topology = await client.topology()
     except TightloopError as error:
@@ -179,7 +179,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 async def _check_open_work(client: TightloopClient) -> list[Finding]:
-    """Report open work that only a host without a worker can continue."""
+    """Report open work that can only be continued by a host without a worker."""
     try:
         hosts = await client.unserved_hosts()
     except TightloopError as error:
@@ -289,7 +289,10 @@ def _state_folder() -> Finding:
 
 
 def _work(session: Session) -> list[Finding]:
-    """List the available executors and sandboxes. A worker with a different environment may have different keys."""
+    """List the available executors and sandboxes.
+
+    A worker with a different environment may have different keys.
+    """
     try:
         description = describe_host(session)
     except TightloopError as error:

@@ -71,7 +71,7 @@ def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run
 
 
 def agent_file(role: Role) -> Path:
-    """Return the path of a worker's property list for launchd."""
+    """Return the path of the launchd property list for a worker."""
     return home_folder() / "Library" / "LaunchAgents" / f"{PREFIX}.{role.value}.plist"
 
 
@@ -81,7 +81,7 @@ def log_file(role: Role) -> Path:
 
 
 def property_list(session: Session, role: Role) -> bytes:
-    """Return a worker's property list for launchd as XML; see launchd.plist(5)."""
+    """Return the launchd property list of a worker as XML. See launchd.plist(5)."""
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
     log, environment = str(log_file(role)), environment_of(session)
     # No keys, because the file is not private; the settings and the key file contain them.
@@ -121,10 +121,10 @@ def _domain() -> str:
 
 
 def _check_screen() -> None:
-    """Check that this user has a launchd session at the screen.
+    """Check that this user is logged in to a graphical session.
 
     Raises:
-        ServiceUnavailableError: this is not macOS, or the user is not signed in.
+        ServiceUnavailableError: this is not macOS, or the user is not logged in.
     """
     if os.uname().sysname != "Darwin":
         raise ServiceUnavailableError(
@@ -144,7 +144,7 @@ def _end(role: Role) -> None:
 
 
 def _load(path: Path) -> None:
-    """Start the agent, waiting until a previous instance has ended.
+    """Start the agent after any previous instance has ended.
 
     Raises:
         ServiceUnavailableError: launchd rejects the agent.

@@ -152,7 +152,7 @@ def stats(context: click.Context, project: Project = "", as_json: AsJson = False
 
 
 def _memory(session: Session) -> "MemoryStore":
-    """Return the configured memory, using the project ids in its database.
+    """Return the configured memory. Projects are identified by the ids in its database.
 
     Raises:
         ServiceUnavailableError: only the client is installed.

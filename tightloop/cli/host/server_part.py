@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
-    """Replace this process with a worker command, so that signals and exit codes are the worker's."""
+    """Replace this process with a worker, so that signals and exit codes are those of the worker."""
     options = [] if state_folder is None else ["--state-folder", str(state_folder)]
     become_server_part(session, "worker", *options, *arguments)
 
@@ -47,7 +47,7 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
 
 
 def describe_host(session: Session) -> dict[str, Any]:
-    """Return this host's executors and sandboxes, given the current settings and environment.
+    """Return the executors and sandboxes that are available on this host.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or does not respond.
@@ -71,9 +71,9 @@ def describe_host(session: Session) -> dict[str, Any]:
 def run_again(
     session: Session, root: Path, content: Path, checks: tuple[Check, ...], *, isolated: bool = False
 ) -> list[dict[str, Any]]:
-    """Run checks in a checkout, in this host's sandbox, and return their results.
+    """Run checks on a checkout in this host's sandbox and return their results.
 
-    Isolated checks have no network.
+    Isolated checks have no network access.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run them.
@@ -84,7 +84,9 @@ def run_again(
 
 
 def reproduce_proof(session: Session, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Make a proof again in this host's sandbox. Return its statement, and the end of each failed command's output.
+    """Reproduce a proof in this host's sandbox.
+
+    Return the new statement, and the end of the output of each failed command.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run the checks.
@@ -103,7 +105,9 @@ def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any
 
 
 def take_result(session: Session, request: dict[str, Any]) -> str:
-    """Commit a run's result on a branch, write its files, or attach its proof. Return a sentence about it.
+    """Commit a run's result on a branch, write its files, or attach its proof.
+
+    Return a sentence that describes the outcome.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or the result cannot be taken.
@@ -113,7 +117,10 @@ def take_result(session: Session, request: dict[str, Any]) -> str:
 
 
 def _call_server_part(session: Session, command: str, request: str, failed: str) -> list[dict[str, Any]]:
-    """Run a command of the server part with JSON input and output. `failed` is the beginning of the error message."""
+    """Run a command of the server part with JSON input and output.
+
+    `failed` is the beginning of the error message.
+    """
     whole = own_python().command(*_module("worker"), *_options(session), command)
     process = subprocess.run(
         whole, env=environment_of(session), input=request, capture_output=True, text=True, check=False
@@ -142,7 +149,10 @@ def _options(session: Session) -> list[str]:
 
 
 def environment_of(session: Session) -> dict[str, str]:
-    """Return the environment for the server part: this process's environment plus the global options."""
+    """Return the environment for the server part.
+
+    This is the environment of this process plus the global options.
+    """
     # As variables, so that processes that the server part starts use the same server.
     options = drop_none(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

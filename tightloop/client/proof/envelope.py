@@ -40,7 +40,7 @@ class Signature(Value):
 
 
 class Envelope(Value):
-    """Payload with its type. The signatures cover both."""
+    """Payload with its type and signatures. The signatures cover the payload and the type."""
 
     payload: str
     """Content, base64."""
@@ -58,7 +58,7 @@ class Envelope(Value):
 
     @property
     def signed_bytes(self) -> bytes:
-        """Pre-authentication encoding, which is signed. Raises the same errors as `content`."""
+        """Pre-authentication encoding, which is the data to sign. Raises the same errors as `content`."""
         return signed_bytes(self.payload_type, self.content)
 
 
@@ -73,7 +73,7 @@ def to_json(envelope: Envelope) -> str:
 
 
 def signed_bytes(payload_type: str, content: bytes) -> bytes:
-    """Return the pre-authentication encoding, which unambiguously separates type and content."""
+    """Return the pre-authentication encoding, which clearly separates the type from the content."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(content), content)
 
@@ -97,11 +97,11 @@ def read_envelope(content: bytes) -> Envelope:
 
 
 def read_json(content: bytes, what: str) -> Any:
-    """Parse untrusted JSON. Ambiguous documents are rejected.
+    """Parse untrusted JSON and reject ambiguous documents.
 
     Raises:
-        ProofError: the content is too large, is not UTF-8 or JSON, has duplicate names, or has numbers that are not
-            finite or are too long.
+        ProofError: the content is too large, is not valid UTF-8 or JSON, or contains duplicate names.
+            Numbers that are too long or not finite are also rejected.
     """
     if len(content) > MOST_BYTES:
         raise ProofError(f"{what} is larger than {MOST_BYTES >> 20} MiB and was not read")
@@ -128,15 +128,17 @@ def read_json(content: bytes, what: str) -> Any:
 
 
 def encode(content: bytes) -> str:
-    """Encode bytes as base64 in the form that envelopes use."""
+    """Encode bytes as canonical base64."""
     return base64.b64encode(content).decode()
 
 
 def decode(text: str, what: str) -> bytes:
-    """Decode canonical base64. Other forms are rejected because different texts could decode to the same bytes.
+    """Decode canonical base64.
+
+    Other forms are rejected, because different strings could then decode to the same bytes.
 
     Raises:
-        ProofError: the text is not canonical base64.
+        ProofError: the string is not canonical base64.
     """
     try:
         content = base64.b64decode(text, validate=True)
@@ -196,7 +198,7 @@ class NoSigningKeyError(ProofError):
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Signing key from the user's own git configuration."""
+    """Signing key from the user's git configuration."""
 
     file: Path | None
     """Private key file, or public key file if the key is in an agent; None if the configuration contains the key
@@ -230,7 +232,9 @@ class Signer:
 
 
 def signing_key() -> SigningKey:
-    """Return the key in `user.signingkey` from the user's global configuration, never from the repository's.
+    """Return the key from `user.signingkey` in the user's global git configuration.
+
+    The configuration of the repository is never used.
 
     Raises:
         NoSigningKeyError: no key is configured. The message contains the command to configure one.
@@ -278,7 +282,10 @@ def namespace_of(sig: str) -> str:
 
 
 def public_key_of(sig: str) -> bytes:
-    """Return the public key in a signature, or nothing if it is not an SSH signature. The signature is not verified."""
+    """Return the public key in a signature, or b"" if it is not an SSH signature.
+
+    The signature is not verified.
+    """
     return _fields_of(sig)[0]
 
 
@@ -297,10 +304,10 @@ def _fields_of(sig: str) -> tuple[bytes, bytes]:
 
 
 def fingerprint(content: bytes, sig: str, namespace: str = NAMESPACE) -> str:
-    """Return the fingerprint of the key that signed these bytes, without checking who owns the key.
+    """Return the fingerprint of the key that signed these bytes. The owner of the key is not checked.
 
     Raises:
-        ProofError: the signature is not a signature of exactly these bytes in this namespace.
+        ProofError: the signature does not match these bytes and this namespace.
     """
     with _files(sig=_to_armour(sig)) as folder:
         result = _check(("-Y", "check-novalidate", "-n", namespace, "-s", str(folder / "sig")), content)
@@ -311,10 +318,12 @@ def fingerprint(content: bytes, sig: str, namespace: str = NAMESPACE) -> str:
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path], namespace: str = NAMESPACE) -> Signer | None:
-    """Return a signature's key and principal, or None if the key is not in any allowed signers file (ssh-keygen(1)).
+    """Return the key and the principal of a signature.
+
+    Return None if no allowed signers file contains the key. See ssh-keygen(1).
 
     Raises:
-        ProofError: the signature is not a signature of exactly these bytes in this namespace.
+        ProofError: the signature does not match these bytes and this namespace.
     """
     # First, because `find-principals` compares keys and does not verify the signature.
     made_by = fingerprint(content, sig, namespace)
@@ -333,9 +342,10 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path], namespace: str = N
 
 @contextmanager
 def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
-    """Yield the allowed signers files: the given file, or the user's own if none is given.
+    """Yield the allowed signers files.
 
-    The user's own files are `gpg.ssh.allowedSignersFile` from the git configuration and the user's signing key.
+    If no file is given, these are the user's own files: `gpg.ssh.allowedSignersFile` from the git
+    configuration, and the user's signing key.
 
     Raises:
         InvalidRequestError: the given file cannot be read.
@@ -364,7 +374,7 @@ def global_setting(name: str, *, kind: str = "") -> str:
 
     Args:
         name: name of the setting, such as `gpg.format`.
-        kind: type as in git-config(1); `path` expands `~`.
+        kind: type, as in git-config(1). The type `path` expands `~`.
     """
     typed = [f"--type={kind}"] if kind else []
     program = find_trusted_program("git")
@@ -447,7 +457,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _files(**contents: bytes) -> Iterator[Path]:
-    """Create a private temporary folder with these files, and remove it at the end of the block."""
+    """Write files to a private temporary folder, which is removed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as folder:
         for name, content in contents.items():
             # ssh-keygen rejects a key file that others can read.

@@ -24,11 +24,11 @@ _RUNS = {TestsFrom.DELIVERED: "", TestsFrom.BEGINNING: " (with the original test
 
 
 def request_of(repository: Repository, statement: Statement, scenarios: ScenarioBundle | None) -> dict[str, Any]:
-    """Build the request with which another party reproduces a proof.
+    """Build the request for another party to reproduce a proof.
 
     Raises:
-        ProofError: the repository lacks the initial files, or the scenarios are missing or differ from those in the
-            proof.
+        ProofError: the repository lacks the initial files, or the scenarios are missing or do not match
+            the proof.
     """
     details = statement.predicate.tightloop
     claimed = details.scenarios
@@ -66,15 +66,15 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
 
 
 def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str]) -> Iterator[Point]:
-    """Compare a proof with its reproduction, and yield a point for each part of the proof.
+    """Compare a proof with its reproduction. Yield a point for each part of the proof.
 
-    If the results differ, the point does not hold and names both results. Durations, the sandbox, and the limits that
-    the sandbox did not enforce may differ.
+    If the results differ, the point fails and shows both results. The durations, the sandbox and its
+    unenforced limits may differ.
 
     Args:
         claimed: statement of the proof.
         reproduced: statement of the reproduction.
-        tails: end of the output of the commands that failed in the reproduction.
+        tails: end of the output of each command that failed in the reproduction.
     """
     old, new = claimed.predicate.tightloop, reproduced.predicate.tightloop
     trees = (claimed.tree, old.base_tree), (reproduced.tree, new.base_tree)
@@ -159,14 +159,14 @@ def _difference(what: str, claimed: str, reproduced: str) -> str:
 
 
 def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
-    """Return the key configured in `proof.countersigning_key`.
+    """Return the key from the setting `proof.countersigning_key`.
 
     Args:
         path: value of the setting.
         visible: folders that checks can read.
 
     Raises:
-        InvalidRequestError: the key is not set, does not exist, or can be read by checks.
+        InvalidRequestError: the key is not set, does not exist, or is readable by checks.
     """
     if not path:
         raise InvalidRequestError(
@@ -184,10 +184,10 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
 
 
 def countersign(envelope: Envelope, reproduced: Statement, key: SigningKey) -> Envelope:
-    """Add the signature of the party that reproduced a proof to its envelope.
+    """Add a countersignature to the envelope of a reproduced proof.
 
     Raises:
-        ProofError: the checks ran without a sandbox that hides the key from them, or the signing program fails.
+        ProofError: the checks were not run in a sandbox that hides the key, or the signing program fails.
     """
     for run in reproduced.predicate.tightloop.runs:
         for check in run.checks:

@@ -50,7 +50,7 @@ class _Part(Value):
 
 
 class Descriptor(_Part):
-    """ResourceDescriptor: a name and a digest."""
+    """ResourceDescriptor with a name and a digest."""
 
     name: str = ""
     digest: dict[str, str] = Field(default_factory=dict)
@@ -89,7 +89,7 @@ class CheckDetails(_Part):
 
 
 class RunDetails(_Part):
-    """Run of the definition of done in a fresh checkout."""
+    """One run of the definition of done in a fresh checkout."""
 
     tests: TestsFrom
     checks: tuple[CheckDetails, ...] = ()
@@ -131,12 +131,12 @@ class ScenarioDetails(_Part):
 
     @property
     def digests(self) -> str:
-        """Short digests of the owner's and of the drafted scenarios."""
+        """Short digests of the owner's scenarios and the drafted scenarios."""
         return ", ".join(digest[:12] for digest in (self.sha256, self.drafts_sha256) if digest)
 
 
 class ReviewDetails(_Part):
-    """Review of the change by a model. A doubt that it raises is one of the findings."""
+    """Review of the change by a model. Each doubt is one of the findings."""
 
     model: str
     files: int = Field(default=0, ge=0)
@@ -146,7 +146,7 @@ class ReviewDetails(_Part):
 
 
 class Details(_Part):
-    """Fields by which tightloop extends the test-result v0.1 predicate."""
+    """Fields that tightloop adds to the test-result v0.1 predicate."""
 
     version: Literal[1] = 1
     episode: str
@@ -188,7 +188,7 @@ class Details(_Part):
 
 
 class TestResult(_Part):
-    """Predicate of the statement, in the form of test-result v0.1."""
+    """Predicate of the statement in the test-result v0.1 format."""
 
     result: Result
     configuration: tuple[Descriptor, ...] = Field(max_length=MOST_DESCRIPTORS)
@@ -204,7 +204,7 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """Subject of the statement: the tested tree."""
+    """Subject of the statement, which is the tested tree."""
 
     name: str = ""
     digest: _SubjectDigest
@@ -236,14 +236,17 @@ class Statement(_Part):
 
     @property
     def configuration_files(self) -> Iterator[tuple[str, str]]:
-        """Path and sha256 of each configuration file of the tree."""
+        """Path and SHA-256 digest of each configuration file in the tree."""
         for descriptor in self.predicate.configuration:
             if descriptor.name != DEFINITION_OF_DONE and "sha256" in descriptor.digest:
                 yield descriptor.name, descriptor.digest["sha256"]
 
 
 def digest_of_commands(commands: tuple[str, ...]) -> str:
-    """Return the sha256 of a definition of done, calculated from its commands as a JSON list."""
+    """Return the SHA-256 digest of a definition of done.
+
+    The digest is calculated from the commands as a JSON list.
+    """
     return hashlib.sha256(json.dumps(commands, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -70,7 +70,7 @@ NESTING_LIMIT = 100
 
 @dataclass(frozen=True)
 class Repository:
-    """Working tree with its git objects, accessed through a separate git folder."""
+    """Working tree whose git objects are accessed through a separate git folder."""
 
     root: Path
     """Root of the working tree."""
@@ -82,7 +82,10 @@ class Repository:
     """The user's global ignore file, if configured."""
 
     def head(self) -> str:
-        """Return the tree of HEAD; empty before the first commit or if the repository does not use SHA-1."""
+        """Return the tree of HEAD.
+
+        Return "" before the first commit, or if the repository does not use SHA-1.
+        """
         # Only reads names, so nothing in the repository's configuration takes effect.
         result = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
         commit = result.stdout.decode("ascii", "replace").strip()
@@ -92,9 +95,9 @@ class Repository:
         return tree.stdout.decode("ascii", "replace").strip() if tree.returncode == 0 else ""
 
     def on_disk(self) -> str:
-        """Return the tree of the files on disk, excluding ignored untracked files.
+        """Return the tree of the files on disk. Ignored untracked files are excluded.
 
-        Nested repositories and submodules are included as plain files, as in episode snapshots.
+        As in episode snapshots, nested repositories and submodules are included as plain files.
 
         Raises:
             ProofError: git cannot read a file.
@@ -128,7 +131,7 @@ class Repository:
         return frozenset(line for line in lines if not line.startswith("commit "))
 
     def sha256_of(self, tree: str, path: str) -> str:
-        """Return the sha256 of a file in a tree, or "" if the file does not exist."""
+        """Return the SHA-256 digest of a file in a tree, or "" if the file does not exist."""
         # The path comes from the proof; as an argument, a zero byte would raise ValueError.
         if "\0" in path:
             return ""
@@ -145,9 +148,10 @@ class Repository:
         self._must("checkout-index", "--all", f"--prefix={folder}/")
 
     def _enter_nested_repos(self) -> None:
-        """Make git descend into nested repositories by adding an index entry for a missing file below each of them.
+        """Make git include the files of nested repositories.
 
-        Otherwise, git would record a link to their commit (see treat_directory in git's dir.c).
+        This adds an index entry for a missing file below each nested repository. Otherwise, git would record
+        only a link to its commit (see treat_directory in git's dir.c).
         """
         for _ in range(NESTING_LIMIT):
             listed = self._must("ls-files", "--stage", "-z").split(b"\0")
@@ -251,7 +255,7 @@ def _join(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """One property of a proof, and whether it holds."""
+    """Checked property of a proof, with its result."""
 
     holds: bool
     text: str
@@ -284,7 +288,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Rules:
-    """Requirements that a proof has to meet."""
+    """Requirements that a proof must meet."""
 
     repository: Path | None = None
     """Root of the working tree that the proof must match; None to check only the proof itself."""
@@ -306,13 +310,13 @@ class Rules:
 
 
 def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> Verified:
-    """Check a proof's claims. If the proof cannot be parsed completely, check the parts that can be.
+    """Check a proof's claims. If parts of the proof cannot be parsed, check the other parts.
 
     Args:
         content: content of the proof file.
         rules: requirements to check.
-        reproduce: makes the proof again with the proven files. It is only called if all other checks pass, because the
-            author of the proof chose the commands.
+        reproduce: function that reproduces the proof from the proven files. It is only called if all
+            other checks pass, because the author of the proof chose the commands.
 
     Raises:
         InvalidRequestError: the repository or the allowed signers file cannot be used.
@@ -498,7 +502,7 @@ _NO_PROOF = (
 
 
 async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proof:
-    """Return the proof of an episode or a plan, or of one of its earlier runs.
+    """Return the proof of an episode, a plan, or one of their earlier runs.
 
     Raises:
         ProofError: there is no proof. The message contains the reason.

@@ -48,7 +48,7 @@ from tightloop.memory import (
 
 
 class SolutionIndex:
-    """Index of the solutions for failures, with the evidence for each of them."""
+    """Index of the solutions for failures, with the evidence for each solution."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         self.patterns: dict[str, Pattern] = {}
@@ -62,7 +62,7 @@ class SolutionIndex:
         self.patterns = {row["id"]: read_pattern(row) for row in connection.execute(pattern_query).mappings()}
 
     def best(self, signature: str) -> list[tuple[str, Evidence]]:
-        """Return the usable patterns for a failure. The pattern with the highest success rate comes first."""
+        """Return the usable patterns for a failure, highest success rate first."""
         candidates = self.evidence.get(signature, {}).items()
         usable = [
             (name, evidence)
@@ -80,9 +80,9 @@ def recollections(
     Args:
         connection: connection that is in a transaction.
         project: id of the project.
-        matches: failures, starting with the best match.
+        matches: failures, best match first.
         limit: maximum number of results.
-        solved: whether to omit failures that were never solved.
+        solved: True to omit failures that were never solved.
     """
     names = [failure.id for failure, _ in matches]
     columns = (failures.c.signature, failures.c.type, failures.c.line)
@@ -117,7 +117,7 @@ def entries(connection: Connection, project: str, kind: Kind | None, limit: int)
 
 
 def details(connection: Connection, project: str, entry_id: str) -> Details | None:
-    """Return the details of the failure, pattern or fact with this id, or None if the id is unknown."""
+    """Return the details of a failure, pattern or fact, or None if the id is unknown."""
     for kind, table, column in (
         (Kind.FAILURE, failures, "signature"), (Kind.PATTERN, patterns, "id"), (Kind.FACT, facts, "key")
     ):  # fmt: skip
@@ -137,7 +137,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
 
 
 def stats(connection: Connection, project: str) -> MemoryStats:
-    """Count a project's entries, and how often its patterns were tried and worked."""
+    """Return statistics about a project's entries, and about the use and success of its patterns."""
 
     def count(table: Table, *conditions: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project == project, *conditions)
@@ -157,7 +157,7 @@ def stats(connection: Connection, project: str) -> MemoryStats:
 
 
 def export_rows(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
-    """Yield each row without its vector, which can be computed again."""
+    """Yield each row without its vector. Vectors can be computed again."""
     for name, table in (
         ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts)
     ):  # fmt: skip
@@ -228,7 +228,7 @@ AT_ONCE = 4_096
 
 
 class VectorSpace(NamedTuple):
-    """A set of vectors that can be compared: those of one model and one project."""
+    """Set of vectors that can be compared. They belong to one model and one project."""
 
     project: str
     model: str
@@ -252,7 +252,7 @@ class VectorSpace(NamedTuple):
 def find_nearest(
     connection: Connection, space: VectorSpace, vector: "array[float]", limit: int = CANDIDATES
 ) -> dict[str, float]:
-    """Return the rows whose vectors are nearest to a vector, with their cosine similarities."""
+    """Return the cosine similarities of the rows whose vectors are nearest to a vector."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
         corpus_condition = (corpora.c.project == space.project, corpora.c.kind == kind.value)
@@ -278,7 +278,7 @@ def find_nearest(
 def cosines(
     connection: Connection, space: VectorSpace, vector: "array[float]", owners: Collection[str]
 ) -> dict[str, float]:
-    """Return the cosine similarity of each given row that has a vector from this model."""
+    """Return the cosine similarity of each given row. Rows without a vector from this model are omitted."""
     # By key only: otherwise SQLite would scan all vectors of the model.
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
     query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))
@@ -308,7 +308,7 @@ def _near_by_scan(connection: Connection, space: VectorSpace, vector: "array[flo
 
 
 class WordMatches(NamedTuple):
-    """Rows that have words in common with a query."""
+    """Rows that share words with a query."""
 
     scores: dict[str, float]
     highest: float
@@ -316,7 +316,7 @@ class WordMatches(NamedTuple):
 
 
 def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> WordMatches:
-    """Return the BM25 scores of the rows that have words in common with the query.
+    """Return the BM25 scores of the rows that share words with the query.
 
     Frequent words beyond `POSTINGS_LIMIT` are skipped.
     """
@@ -351,7 +351,7 @@ def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapp
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
-    """Return the rarest words whose postings do not exceed the limit, but at least one word."""
+    """Return the rarest words whose postings fit into the limit. At least one word is returned."""
     affordable: list[str] = []
     total = 0
     for term, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):

@@ -204,7 +204,7 @@ COMMAND_WORDS = 60
 
 
 class EmbeddedText:
-    """Text with its vector, if there is one.
+    """Text with an optional vector.
 
     Args:
         text: the text.
@@ -217,7 +217,7 @@ class EmbeddedText:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Values for the columns of the vector."""
+        """Column values for the vector."""
         if self.vector is None:
             return {"embedding": None, "model": "", "dimension": 0}
         return {"embedding": self.vector, "model": self.model, "dimension": len(self.vector)}

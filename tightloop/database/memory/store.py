@@ -70,9 +70,9 @@ REMOVED_AT_ONCE = 500
 
 
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: EmbeddedText) -> bool:
-    """Store a failure, or count a known failure again if it comes from another iteration.
+    """Store a failure and return whether it is new.
 
-    Return whether the failure is new.
+    A known failure is counted again if it comes from another iteration.
     """
     condition = (failures.c.project == project, failures.c.signature == failure.signature)
     stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
@@ -104,10 +104,10 @@ def write_pattern(connection: Connection, project: str, pattern: Pattern, vector
 
 
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
-    """Record one use of a pattern, once per key, and return whether it was recorded.
+    """Record one use of a pattern, once per key. Return whether the use was recorded.
 
-    The failure and the pattern must exist. A failed use counts only if the pattern was already used for the same
-    failure, because patterns that have never helped are not kept.
+    The failure and the pattern must exist. A failed use counts only if the pattern was already used for
+    the same failure, because patterns that never helped are not kept.
     """
     both = (uses.c.project == project, uses.c.signature == outcome.signature, uses.c.pattern == outcome.pattern)
     if not outcome.worked and connection.execute(select(uses.c.key).where(*both).limit(1)).first() is None:
@@ -162,7 +162,7 @@ def drop_project(connection: Connection, project: str) -> int:
 
 
 def trim(connection: Connection, project: str, kind: Kind, limit: int) -> None:
-    """Delete entries beyond the limit.
+    """Delete the entries that exceed the limit.
 
     Unsolved failures are deleted first, followed by the entries that were least recently seen.
     """
@@ -186,7 +186,7 @@ _TABLES: Mapping[Kind, tuple[Table, str]] = {
 
 
 def _settle(connection: Connection, project: str) -> None:
-    """Delete patterns that no failure uses any more, and update the solved flags."""
+    """Delete patterns that no failure uses, and update the solved flags."""
     used = select(uses.c.pattern).where(uses.c.project == project)
     orphans = select(patterns.c.id).where(patterns.c.project == project, patterns.c.id.not_in(used))
     lost = list(connection.scalars(orphans))
@@ -221,7 +221,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _PreparedQuery(NamedTuple):
-    """Search query without secrets, with its vector and thresholds."""
+    """Search query with its vector and thresholds. Secrets are removed."""
 
     line: str
     vectored: EmbeddedText
@@ -230,17 +230,17 @@ class _PreparedQuery(NamedTuple):
 
 
 class MemoryStore:
-    """Store of failures, patterns and facts. Its methods are blocking.
+    """Store of failures, patterns and facts. Its methods block.
 
-    A project's data is never returned for another project. Texts are scrubbed before they are written. Writes are
-    idempotent.
+    A project's data is never returned for another project. Texts are scrubbed before they are written.
+    Writes are idempotent.
 
     Args:
         database: database with the tables of `MEMORY`.
-        embedder: embedder to use. If None, only words are compared and no vectors are stored.
-        settings: settings that contain the bounds and thresholds.
-        hosts: names of the host that the project ids belong to, starting with its own, in a database that several hosts
-            share. If empty, the project ids are those of the database.
+        embedder: embedder to use. If None, texts are compared by words, and no vectors are stored.
+        settings: settings with the limits and thresholds.
+        hosts: names of the host that the project ids belong to. Its own name comes first. Used with a
+            database that several hosts share. If empty, the project ids are those of the database.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class MemoryStore:
         Raises:
             StorageFullError: the disk is full.
             ServiceUnavailableError: the database does not respond. Retryable.
-            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
+            WorkspaceError: the database is damaged or does not have the expected revision.
         """
         clean = [clean_failure(failure) for failure in seen_failures]
         # Before the transaction: a remote embedder takes seconds, and other writers would wait for it.
@@ -300,7 +300,7 @@ class MemoryStore:
     def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
         """Return similar failures and their solutions. Raises the same errors as `record_failures`.
 
-        A failure with the same signature comes first, followed by matches of words and vectors combined.
+        A failure with the same signature comes first, followed by matches by words and vectors.
         """
         prepared_query = self._prepare_query(
             normalize_explaining_line(query.text), in_words=query.in_words, solved=query.solved
@@ -313,7 +313,7 @@ class MemoryStore:
             return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
-        """Search failures, patterns or facts with free text. The best match comes first."""
+        """Search failures, patterns or facts by free text. The best match comes first."""
         prepared_query = self._prepare_query(text, in_words=True)
         with self._reading(project) as (connection, name):
             similar = self._alike(connection, name, kind, prepared_query)
@@ -321,9 +321,9 @@ class MemoryStore:
             return tuple(result.entry for result in results if result is not None)
 
     def remember(self, project: str, fact: Fact) -> None:
-        """Store a fact, replacing any earlier one with the same key.
+        """Store a fact. An earlier fact with the same key is replaced.
 
-        Raises the same errors as `record_failures`, and also:
+        In addition to the error below, this raises the same errors as `record_failures`.
 
         Raises:
             InvalidRequestError: the key or the text is empty.
@@ -367,9 +367,9 @@ class MemoryStore:
         return entry_details
 
     def forget(self, project: str, ids: Collection[str] | None = None) -> int:
-        """Delete entries and everything that depends on them, or all data of a project.
+        """Delete entries and everything that depends on them. Return the number of deleted entries.
 
-        Return the number of deleted entries.
+        If no ids are given, all data of the project is deleted.
         """
         with self._writing(project) as (connection, name):
             if ids is None:
@@ -377,9 +377,9 @@ class MemoryStore:
             return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
 
     def forget_unseen(self, project: str, before: datetime) -> int:
-        """Delete failures that were last seen before a time, and patterns that solved only these failures.
+        """Delete failures last seen before a time. Return the number of deleted failures.
 
-        Return the number of deleted failures.
+        Patterns that solved only these failures are also deleted.
         """
         with self._writing(project) as (connection, name):
             query = select(failures.c.signature).where(failures.c.project == name, failures.c.last < before)
@@ -391,7 +391,7 @@ class MemoryStore:
             yield from export_rows(connection, name)
 
     def stats(self, project: str) -> MemoryStats:
-        """Count a project's entries, and how often its patterns were tried and worked."""
+        """Return statistics about a project's entries, and about the use and success of its patterns."""
         with self._reading(project) as (connection, name):
             return stats(connection, name).evolve(project=project)
 
@@ -433,7 +433,7 @@ class MemoryStore:
         return _PreparedQuery(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
     def _embed_texts(self, texts: Sequence[str]) -> list[EmbeddedText]:
-        """Embed texts. If the embedder fails, only words are compared."""
+        """Embed texts. If the embedder fails, return the texts without vectors."""
         if self._embedder is None or not texts:
             return [EmbeddedText(text) for text in texts]
         try:
@@ -458,7 +458,10 @@ class MemoryStore:
             yield connection, self._name(connection, project)
 
     def _name(self, connection: Connection, project: str) -> str:
-        """Return the project's id in this database. The same path on two hosts is two different projects."""
+        """Return the id of a project in this database.
+
+        The same path on two hosts belongs to two different projects.
+        """
         return shared_id(connection, projects, project, self._hosts) if self._hosts else project
 
 
@@ -469,7 +472,7 @@ _OPEN: dict[str, Database] = {}
 
 
 def memory_database(settings: Settings) -> Database:
-    """Return the memory database, which is the one at `database.url` or the file in the state home.
+    """Return the memory database at `database.url`, or the file in the state home by default.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.
@@ -484,9 +487,7 @@ def memory_database(settings: Settings) -> Database:
 
 
 def open_memory(settings: Settings, embedder: Embedder | None) -> MemoryStore:
-    """Open the memory.
-
-    Projects are identified by the ids that they have on this host.
+    """Open the memory. Projects are identified by their ids on this host.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.

@@ -27,7 +27,10 @@ Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
 def classify(
     facts: TrackingFacts, thresholds: Thresholds = Thresholds.model_construct()
 ) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
-    """Return the lowest class implied by the facts, with all reasons. The first reason is the ratio."""
+    """Classify an iteration by its facts.
+
+    Return the lowest class that the facts imply, and all reasons. The first reason is the ratio.
+    """
     reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
     lowered = lowest(reason.implies for reason in reasons)
     kinds = [reason.kind.value for reason in reasons if reason.implies is not _HIGH]
@@ -50,7 +53,10 @@ def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_const
 
 
 def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
-    """Return the class for the spending without progress, and the exceeded bounds as text."""
+    """Classify the spending without progress.
+
+    Return the class, and the exceeded thresholds as text.
+    """
     hours = spent.wall_time / timedelta(hours=1)
     amounts = (
         (spent.iterations, thresholds.iterations_per_progress, f"{format_count(spent.iterations, 'iteration')}"),
@@ -74,7 +80,7 @@ def _list_names(names: tuple[str, ...]) -> str:
 
 
 def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Apply the rules for changes to the tree and the checks."""
+    """Yield the reasons that concern changes to the tree and the checks."""
     implied = class_of_ratio(facts.ratio, thresholds)
     # A rewrite that improves the checks is not lost work, but large enough to reflect on.
     if facts.made_progress and implied is _LOW:
@@ -97,7 +103,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
 
 
 def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Apply the rules for unannounced changes and neglected action items."""
+    """Yield the reasons that concern files outside the plan's scope and open action items."""
     excused = facts.made_progress or facts.green
     if facts.out_of_scope:
         share = facts.out_of_scope_share
@@ -121,7 +127,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
 
 
 def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Apply the rules for repetition. Progress excuses a repetition, but never a cycle."""
+    """Yield the reasons that concern repetition. Progress excuses a repetition, but not a cycle."""
     stuck = not (facts.made_progress or facts.progress)
     # Without a change the tree is always the previous one; NO_CHANGE already covers that.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
@@ -142,7 +148,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
 
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Apply the rules for wrong claims, unfinished work and fruitless spending."""
+    """Yield the reasons that concern false claims, unfinished work and spending without progress."""
     stuck = not (facts.made_progress or facts.progress)
     if stuck and facts.claimed_done and facts.checks_failed:
         detail = f"the planner claims that the goal is met, but {format_count(facts.checks_failed, 'check')} failed"

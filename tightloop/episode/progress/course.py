@@ -39,7 +39,7 @@ _LEAVE = re.compile(r"\b(?:do not|don't|never|avoid|without|leave|keep|instead o
 
 
 class ChangedFile(Value):
-    """A changed file and its number of changed lines."""
+    """Path and number of changed lines of a file."""
 
     path: str
     was: str = ""
@@ -48,7 +48,7 @@ class ChangedFile(Value):
 
 
 class Iteration(Value):
-    """Facts known at the end of an iteration, except for the trees."""
+    """Facts about a completed iteration, excluding the trees."""
 
     spent: Spent = Spent.model_construct()
     roots: tuple[str, ...] = ()
@@ -78,12 +78,15 @@ class Iteration(Value):
 
 
 def mark(*parts: str) -> str:
-    """Return a short signature of a text for the memory."""
+    """Return a short signature to store in the tracker's memory."""
     return signature(*parts)[:MARK]
 
 
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
-    """Return the memory after a person intervened. Everything that counted towards a class restarts at zero."""
+    """Reset the memory after a person intervened.
+
+    All counts that affect the class restart at zero.
+    """
     # After a restore (`keep_plans`) the plans that led nowhere stay known, but their lines are undone.
     plans = memory.plans if memory and keep_plans else ()
     known = memory.known if memory and not keep_plans else Touched()
@@ -91,14 +94,17 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
 
 
 def spending(spent: Spent) -> Spending:
-    """Return the part of an episode's spending that the tracker uses."""
+    """Return the amounts that the tracker uses from an episode's spending."""
     return Spending(
         iterations=spent.iterations, tokens=spent.tokens, cost_usd=spent.cost_usd, wall_time=spent.wall_time
     )
 
 
 def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[TrackingFacts, TrackerMemory]:
-    """Return the facts for classifying an iteration (without the trees), and the memory for the next iteration."""
+    """Return the facts about an iteration, and the memory for the next iteration.
+
+    The facts do not include comparisons of the trees.
+    """
     # An episode that predates the memory is not charged for its earlier spending.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
     checks_moved = _have_checks_moved(before, iteration)
@@ -138,7 +144,10 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
 
 
 def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
-    """Return whether the checks moved: fewer or different tests fail, or a printed number reached a new low."""
+    """Return True if the checks show progress.
+
+    This is the case if fewer or different tests fail, or if a printed number reached a new low.
+    """
     verification = iteration.verification
     # Without a changed file nothing moved, even if the checks pass.
     if verification is None or iteration.files_changed == 0:
@@ -159,9 +168,10 @@ def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
 
 
 def _is_worse(iteration: Iteration) -> bool:
-    """Return whether an additional check fails, or more tests fail.
+    """Return True if more checks or more tests fail than before.
 
-    A higher count counts only for checks that report test counts; more output alone may just describe something new.
+    The number of failures is used only for checks that report test counts. Longer output alone may just
+    describe a new problem.
     """
     verification, checks = iteration.verification, iteration.checks
     if verification is None or checks is None:
@@ -172,7 +182,10 @@ def _is_worse(iteration: Iteration) -> bool:
 
 
 def _failing_tests(iteration: Iteration) -> str:
-    """Return a mark for the failing tests, or for the type of the error if a check names no test. "" means unknown."""
+    """Return a mark for the failing tests, or "" if they are unknown.
+
+    If a check does not name its tests, the type of the error is used.
+    """
     failed = iteration.checks.failed if iteration.checks else ()
     names = [f"{result.run} {name}" for result in failed for name in result.failing or (failure_type(result.tail),)]
     return short_mark("\n".join(names)) if names else ""
@@ -196,7 +209,7 @@ def _failing(before: TrackerMemory, iteration: Iteration) -> tuple[str, ...]:
 
 
 def _collect_facts(iteration: Iteration) -> TrackingFacts:
-    """Collect the facts that follow from the iteration's own results."""
+    """Collect the facts that depend only on this iteration."""
     verification, report = iteration.verification, iteration.report
     scope = _outside(iteration)
     return TrackingFacts(
@@ -262,7 +275,10 @@ def _came_back(errors: tuple[str, ...]) -> bool:
 
 
 def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | None:
-    """Return the files outside the plan's scope and their share of the change, or None if there is no scope."""
+    """Return the changed files outside the plan's scope, and their share of the change.
+
+    Return None if the plan has no scope.
+    """
     plan = iteration.plan
     patterns = list_scope_paths(plan.scope, iteration.roots) if plan and iteration.report else ()
     if not patterns:
@@ -278,7 +294,7 @@ def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | Non
 
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
-    """Return the status of each action item that can be verified, by the item's text."""
+    """Return the status of each verifiable action item, by the text of the item."""
     plan_items = iteration.plan.reflection.action_items if iteration.plan else ()
     items_by_mark = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
@@ -293,7 +309,7 @@ def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemM
 def _judge_item(
     text: str, earlier: ItemMemory | None, *, changed: tuple[str, ...], checks: CheckReport | None
 ) -> ItemMemory | None:
-    """Return the status of an action item, or None if the files and checks do not show it."""
+    """Return the status of an action item, or None if the item cannot be verified."""
     rounds = earlier.rounds + 1 if earlier else 1
     check = _named_check(text, checks.results if checks else ())
     if check is not None:
@@ -314,9 +330,9 @@ def _judge_item(
 
 
 def _named_check(text: str, results: Iterable[CheckResult]) -> CheckResult | None:
-    """Return the check that an action item refers to.
+    """Return the check that an action item refers to, or None.
 
-    If there are several, it is the check with the longest matching name or command.
+    If several checks match, the check with the longest name is returned.
     """
     if not re.search(r"\b(?:pass|passes|green|succeeds?)\b", text, re.IGNORECASE):
         return None
@@ -336,7 +352,7 @@ _UNKNOWN = "-"
 
 
 class HistoryEntry(Value):
-    """Line of the history: what an iteration did, and its result."""
+    """Entry of the history, with the work of an iteration and its result."""
 
     iteration: int
     title: str = ""
@@ -350,7 +366,7 @@ class HistoryEntry(Value):
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return the text on one line, truncated to `limit`. The start of a title or command is enough to identify it."""
+    """Return the text on one line, truncated to `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
@@ -363,7 +379,10 @@ def command_text(command: Iterable[str]) -> str:
 def history_line(
     iteration: int, title: str, *, command: Iterable[str] = (), before: str = "", after: str = "", changed: bool
 ) -> str:
-    """Return an iteration's line, such as `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`."""
+    """Return the history line of an iteration.
+
+    For example: `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`.
+    """
     # The line is parsed again: a title must not contain the arrow that ends it.
     short_title = one_line(title.replace("->", "→"), TITLE_CHARACTERS)
     text = command_text(command)

@@ -28,7 +28,10 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Touched(Value):
-    """Marks of the files and lines that an episode has changed, oldest first. The oldest ones are dropped."""
+    """Marks of the files and lines that an episode has changed.
+
+    The marks are ordered from oldest to newest. If there are too many, the oldest are dropped.
+    """
 
     files: str = ""
     lines: str = ""
@@ -37,9 +40,10 @@ class Touched(Value):
 def find_new_work(files: Iterable[FilePatch], touched: Touched) -> tuple[bool, Touched]:
     """Return whether a change contains new work, and the updated marks.
 
-    A change is new work if it touches a file for the first time, or if it adds more new lines than it removes of the
-    episode's own earlier lines. Removing a line of the original project counts like adding a line. Comments, white
-    space and moved lines do not count, and repeated changes to the numbers in a line count once.
+    A change is new work if it touches a file for the first time. It is also new work if it adds more new
+    lines than it removes of the episode's earlier lines. Removing a line of the original project counts
+    like adding a line. Comments, white space and moved lines are ignored. Repeated changes to the numbers
+    in a line count once.
     """
     known_files, known_lines = _split(touched.files), _split(touched.lines)
     changed, new, undone = set[str](), set[str](), set[str]()
@@ -64,7 +68,10 @@ def is_test(path: str) -> bool:
 
 
 def _changed_lines(file: FilePatch) -> tuple[set[str], set[str]]:
-    """Return the added and removed lines without comments, white space and lines that only moved."""
+    """Return the added and removed lines.
+
+    Comments, white space and moved lines are ignored.
+    """
     added, removed = (
         Counter(filter(None, (_bare(file.path, line) for line in lines.texts))) for lines in (file.added, file.removed)
     )
@@ -103,7 +110,7 @@ def _join(marks: str, more: set[str], most: int) -> str:
 
 
 class ProbabilityClass(StrEnum):
-    """Probability that an iteration serves the goal."""
+    """Probability that an iteration contributes to the goal."""
 
     HIGH = "HIGH"
     """Continue as planned."""
@@ -135,7 +142,7 @@ class ReasonKind(StrEnum):
 
 
 class Reason(Value):
-    """One reason for the class, with the class that it implies on its own."""
+    """Reason for a probability class, with the class that it implies."""
 
     kind: ReasonKind
     implies: ProbabilityClass
@@ -143,7 +150,7 @@ class Reason(Value):
 
 
 class Spending(Value):
-    """Amounts that were spent up to a point in time, or between two points in time."""
+    """Amounts spent in total, or since an earlier point in time."""
 
     iterations: int = 0
     tokens: int = 0
@@ -164,7 +171,7 @@ class Spending(Value):
 
 
 class TrackingFacts(Value):
-    """Measurements made by the tracker. They are the input of `classify`."""
+    """Measurements of an iteration, used as the input of `classify`."""
 
     ratio: float = 1.0
     """Line similarity of the whole tree before and after the iteration, from 0 to 1."""
@@ -215,7 +222,10 @@ class TrackingFacts(Value):
 
 
 class Thresholds(Value):
-    """Thresholds of the classes, calibrated on `tests/data/deviation` with the `calibrate.py` in that folder."""
+    """Thresholds of the probability classes.
+
+    They were calibrated with `tests/data/deviation/calibrate.py`.
+    """
 
     # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".
     high_from: float = 0.6
@@ -254,7 +264,7 @@ class Thresholds(Value):
 
 
 class ItemMemory(Value):
-    """Remembered action item, with its status."""
+    """Action item from an earlier iteration, with its status."""
 
     mark: str
     """Signature of the item's text."""

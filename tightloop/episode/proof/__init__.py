@@ -66,7 +66,7 @@ class ConfigurationFile(Value):
 
 
 class TestReport(Value):
-    """Per-test results of a checker, recorded while it ran."""
+    """Results of the individual tests of a checker, recorded during its run."""
 
     checker: str
     """Name of the checker, such as `pytest`, `node` (its own runner), `vitest`, `cargo` or `tap`."""
@@ -92,7 +92,7 @@ class TestReport(Value):
 
 
 class CheckRun(Value):
-    """Result of one check in one run of the definition of done."""
+    """Result of a check in a run of the definition of done."""
 
     name: str
     run: str
@@ -119,12 +119,12 @@ class CheckRun(Value):
 
     @property
     def passed(self) -> bool:
-        """True if the command exited with 0, or if only known failures failed."""
+        """True if the command exited with 0, or if all failures were already known."""
         return self.status is CheckStatus.PASSED
 
     @property
     def has_known_failures(self) -> bool:
-        """True if the check passed although some tests failed, which are known."""
+        """True if the check passed despite known test failures."""
         return self.passed and bool(self.exit_code)
 
 
@@ -158,17 +158,17 @@ class ProofFinding(Value):
 
     @property
     def is_open(self) -> bool:
-        """True if a person has to decide."""
+        """True if a person has to decide about this finding."""
         return not self.announced and self.answered is None
 
     @property
     def is_accepted(self) -> bool:
-        """True if a person let the change pass without having asked for it."""
+        """True if a person accepted the change but did not request it."""
         return not self.announced and self.answered is not None and not self.answered.asked
 
 
 class Review(Value):
-    """A model's answer about a proven change."""
+    """A model's review of a proven change."""
 
     subject: str = ""
     """Digest of the trees, the goal and the checks that the review refers to."""
@@ -200,7 +200,10 @@ class ProofVerdict(StrEnum):
 
 
 class Proof(Value):
-    """Runs on a delivered tree outside the workspace, and their verdict."""
+    """Verdict on a delivered tree, with the check runs that support it.
+
+    The checks ran outside the workspace.
+    """
 
     version: int = 1
     episode_id: str
@@ -239,7 +242,10 @@ class Proof(Value):
     ended: datetime
 
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
-        """Return whether the proof covers these checks on a tree, without findings or changed check files."""
+        """Return True if the proof covers these checks on a tree.
+
+        Return False if there are findings or changed check files.
+        """
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
         # Exactly one run: a second one exists only if tests changed.
         commands = [[run.run for run in proof_run.checks] for proof_run in self.runs]

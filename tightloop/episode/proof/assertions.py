@@ -30,7 +30,7 @@ _RAISES = ("pytest.raises", "self.assertRaises", "self.assertRaisesRegex", "pyte
 
 
 class Claim(NamedTuple):
-    """A single assertion. Two tests that make the same claims test the same behaviour."""
+    """Assertion of a test. Two tests with the same claims test the same behaviour."""
 
     context: str
     """Statements before and around the assertion that can change its result."""
@@ -43,7 +43,7 @@ class Claim(NamedTuple):
 
 
 class AssertedTest(NamedTuple):
-    """Test with the claims that it makes."""
+    """Test function and its claims."""
 
     path: str
     name: str
@@ -52,7 +52,10 @@ class AssertedTest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Dotted path and name of the test. The ids used by pytest and unittest are a suffix of it."""
+        """Dotted path and name of the test.
+
+        The IDs that pytest and unittest report are suffixes of this key.
+        """
         return f"{self.path.removesuffix('.py').replace('/', '.')}.{self.name}"
 
 
@@ -76,7 +79,7 @@ class AssertedModule(NamedTuple):
 
 
 def read_module(path: str, text: str) -> AssertedModule | None:
-    """Return the tests and fixtures of a Python file, or None if it cannot be read."""
+    """Parse the tests and fixtures of a Python file. Return None if the file cannot be parsed."""
     if len(text) > CHARACTERS:
         return None
     try:
@@ -94,7 +97,7 @@ class _Setup(NamedTuple):
 
 
 class _Scope:
-    """Values of the local names in one case of a test."""
+    """Values of the local names in one parameter set of a test."""
 
     def __init__(self, local: frozenset[str]) -> None:
         self.local = local
@@ -180,7 +183,7 @@ class _Reader:
         return AssertedModule(tests, tuple(self._fixtures(self._body)), frozenset(effects), frozenset(helpers))
 
     def _intrusions(self) -> Iterator[ast.AST]:
-        """Yield the statements in functions that modify something outside them, such as an imported module."""
+        """Yield the statements that modify state outside their function, such as an imported module."""
         for function in (node for statement in self._body for node in ast.walk(statement)):
             if not isinstance(function, _Function):
                 continue
@@ -299,12 +302,12 @@ class _Reader:
         return ast.unparse(_Resolver(self, scope).visit(copy.deepcopy(node)))
 
     def resolve(self, node: ast.expr, scope: _Scope) -> ast.expr:
-        """Return an expression with all names replaced by the values or origins they stand for."""
+        """Return an expression with all names replaced by their values or origins."""
         resolved: ast.expr = _Resolver(self, scope).visit(copy.deepcopy(node))
         return resolved
 
     def named(self, name: str) -> ast.expr | None:
-        """Return the value or origin of a name used in the module, or None if it is a builtin."""
+        """Return the value or origin of a module-level name, or None for a builtin."""
         statement = self._defined.get(name)
         if statement is not None and name not in self._open:
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
@@ -376,7 +379,10 @@ def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Sco
 
 
 def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each row of a parameter table, or a single scope if the rows are only known at run time."""
+    """Yield a scope for each row of a parameter table.
+
+    If the rows are only known at run time, yield a single scope.
+    """
     resolved = reader.resolve(values, scope)
     rows = resolved.elts if isinstance(resolved, ast.List | ast.Tuple | ast.Set) else None
     cases = scope.cases * len(rows or ())
@@ -476,7 +482,7 @@ class _Walker:
         return ast.unparse(_Resolver(self._reader, scope).visit(copy.deepcopy(node)))
 
     def walk(self, body: Sequence[ast.stmt], around: Sequence[str], scope: _Scope) -> None:
-        """Collect the claims in a block. `around` contains the statements that enclose it."""
+        """Collect the claims in a block. `around` contains the enclosing statements."""
         before = [_Setup(text, frozenset()) for text in around]
         self._block(body, before, scope)
 
@@ -500,7 +506,10 @@ class _Walker:
                 self._compound(statement, before, scope)
 
     def _bind(self, statement: ast.stmt, before: list[_Setup], scope: _Scope) -> bool:
-        """Process a statement if it only binds a local name. Return whether it is such a statement."""
+        """Process a statement that only binds a local name.
+
+        Return False if the statement does anything else.
+        """
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value, scope)
@@ -516,7 +525,10 @@ class _Walker:
         return True
 
     def _compound(self, statement: ast.stmt, before: list[_Setup], scope: _Scope) -> None:
-        """Collect the claims inside `if`, `try` and other blocks, and add their conditions to the claims' context."""
+        """Collect the claims in a compound statement, such as `if` or `try`.
+
+        The condition of the statement becomes part of the context of each claim.
+        """
         blocks = [
             (name, part)
             for name, part in ast.iter_fields(statement)
@@ -677,7 +689,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _values(node: ast.expr) -> tuple[str, ...]:
-    """Return the literals in an expected result, and the names of exceptions."""
+    """Return the literals and exception names in an expected result."""
     values = [
         str(part.value) if isinstance(part, ast.Constant) else part.id
         for part in ast.walk(node)

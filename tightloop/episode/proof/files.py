@@ -30,7 +30,10 @@ _SUBJECTS = re.compile(
 
 
 class _Patterns:
-    """A table of globs, looked up by path components because a tree may have 50 000 paths."""
+    """Set of glob patterns with a fast lookup.
+
+    Patterns are looked up by path components, because a tree may contain 50 000 paths.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         bare = [pattern.removeprefix("**/") for pattern in patterns]
@@ -50,7 +53,7 @@ class _Patterns:
         self._names = re.compile("|".join(wild) or r"(?!)")
 
     def cover(self, path: str) -> bool:
-        """Return whether one of the patterns covers a path."""
+        """Return True if a pattern matches the path."""
         parts = path.split("/")
         if not self._parts.isdisjoint(parts) or self._names.fullmatch(parts[-1]):
             return True
@@ -66,7 +69,10 @@ _ALL = _Patterns([pattern for name in _KINDS for pattern in DATA[name]])
 
 
 class Guards(NamedTuple):
-    """Context that makes files count as part of the checks, in addition to their names."""
+    """Context for recognizing the files that belong to the checks.
+
+    The context supplements the rules for file names.
+    """
 
     programs: frozenset[str] = frozenset()
     """Files named in the definition of done that perform the checks, as opposed to being checked."""
@@ -76,7 +82,7 @@ class Guards(NamedTuple):
     """Files that the goal names. They may be created even if they have the same name as a checker's module."""
 
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
-        """Return a file's role in the checks, or None if it has none, as for source files."""
+        """Return a file's role in the checks, or None for other files, such as source files."""
         folder, _, name = path.rpartition("/")
         # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
@@ -97,7 +103,7 @@ class Guards(NamedTuple):
 
 
 def _shadows_module(folder: str, name: str) -> bool:
-    """Return whether a file would be imported instead of a module that belongs to Python or to a checker."""
+    """Return True if a file shadows a module of Python or of a checker."""
     parts = (*folder.split("/"), name) if folder else (name,)
     ending = name.rpartition(".")[2]
     # An import root, followed by a module, or by a package and its first file.
@@ -126,10 +132,11 @@ def is_environment(path: str) -> bool:
 
 
 def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
-    """Return the checking programs that commands or scripts name: shell scripts, and programs named like checks.
+    """Return the files that perform checks, among those named in commands or scripts.
 
-    `python main.py` runs the program under test, while `python check_main.py` and `sh run.sh` perform a check. `make`
-    implies its Makefile. A script that is sourced, or whose output is read, is under test as well.
+    `python main.py` runs the program under test, while `python check_main.py` and `sh run.sh` perform a
+    check. `make` implies its Makefile. A script that is sourced, or whose output is read, is also under
+    test.
     """
     commands = [_SUBJECTS.sub(" ", command) for command in commands]
     tokens = {token.removeprefix("./") for command in commands for token in _WORD_ENDS.split(command)}
@@ -138,7 +145,7 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
 
 
 def is_program(path: str) -> bool:
-    """Return whether a file is source code of a language in which product code is written."""
+    """Return True if a file is source code in a language used for products."""
     return _PROGRAM.search(path) is not None
 
 
@@ -150,7 +157,7 @@ def _checks(path: str) -> bool:
 
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
-    """Return the data files whose file names occur in any of the texts."""
+    """Return the data files whose names occur in at least one of the texts."""
     data_names = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
     named_paths: set[str] = set()
     for text in texts if data_names else ():
@@ -169,10 +176,10 @@ def _is_data(path: str) -> bool:
 
 
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
-    """Return whether the parts of a manifest that checkers read are the same, or only stricter.
+    """Return True if a changed manifest does not weaken the checks.
 
-    Higher thresholds, targets or scripts added to the existing ones, and packages added to a crate do not weaken the
-    checks. Of new files (`old` is None), only the manifest of a crate without a build script can be the same. The
+    Higher thresholds and additional targets, scripts or crate packages do not weaken the checks. A new
+    file (`old` is None) is accepted only if it is the manifest of a crate without a build script. The
     result is False for any other changed file.
     """
     if old == new:
@@ -204,7 +211,10 @@ def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
 
 
 def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether all existing scripts are kept, and remove the added ones from `new`."""
+    """Return True if all existing scripts are kept.
+
+    Added scripts are removed from `new`.
+    """
     before, now = old.get("scripts", {}), new.get("scripts", {})
     added = now.keys() - before.keys()
     # npm runs `pretest` and `posttest` with `test`.
@@ -227,7 +237,10 @@ def _keeps_targets(old: bytes | None, new: bytes | None) -> bool:
 
 
 def _keeps_crate(old: bytes | None, new: bytes | None) -> bool:
-    """Return whether a crate's manifest is new, or only gains packages, members and descriptions."""
+    """Return True if a crate's manifest is new or only has additions.
+
+    The additions may be packages, members and descriptions.
+    """
     now = tomllib.loads((new or b"").decode())
     if old is None:
         return "build" not in now.get("package", {}) and not now.get("lib", {}).get("proc-macro")
@@ -256,7 +269,10 @@ def _keeps_crate(old: bytes | None, new: bytes | None) -> bool:
 
 
 def _make_rules(content: bytes | None) -> dict[str, list[str]]:
-    """Return the lines of a Makefile by target. Variables and everything else are listed under ""."""
+    """Return the lines of a Makefile by target.
+
+    Variables and all other lines are listed under "".
+    """
     rules: dict[str, list[str]] = {"": []}
     targets: list[str] = [""]
     for line in (content or b"").decode().splitlines():
@@ -273,7 +289,7 @@ def _make_rules(content: bytes | None) -> dict[str, list[str]]:
 
 
 def _keeps_environments(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> bool:
-    """Return whether all sections of tox's configuration are unchanged, apart from added environments."""
+    """Return True if the only changes to a tox configuration are added environments."""
     lists = [section.get("tox", {}) for section in (old, new)]
     before, now = ({*re.split(r"[\s,]+", one.pop("envlist", one.pop("env_list", "")))} for one in lists)
     added = {name.removeprefix("testenv:") for name in new.keys() - old.keys()}
@@ -323,7 +339,10 @@ _LINE_CHARACTERS = 400
 
 
 def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the added lines of a source file that could make any check pass, as `path:line: text`."""
+    """Return the added lines of a source file that could make any check pass.
+
+    Each line has the form `path:line: text`.
+    """
     ending = path.rpartition(".")[2].lower()
     patterns = _LINES.get(ending)
     if patterns is None:
@@ -364,7 +383,7 @@ _DEFINITION = {
 
 
 def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the functions and macros that tests define and that a source file now defines itself, one line each.
+    """Return the functions and macros of the tests that a source file now redefines, one line each.
 
     Args:
         path: path of the source file.
@@ -387,7 +406,7 @@ def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tu
 
 
 def can_redefine(path: str) -> bool:
-    """Return whether programs in this language can redefine functions or macros of other programs."""
+    """Return True if a file in this language can redefine functions or macros of other files."""
     return path.rpartition(".")[2].lower() in _DEFINITION
 
 

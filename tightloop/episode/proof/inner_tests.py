@@ -15,13 +15,13 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def lost_inner_tests(path: str, old: str, new: str, others: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the assertions that the tests inside a product file contained initially but no longer contain.
+    """Return the assertions that were removed from the tests in a product file.
 
     Args:
         path: path of the file.
         old: initial text.
         new: current text, or "" if the file was deleted.
-        others: current texts of all changed files, to which tests may have moved.
+        others: current texts of all changed files. Tests may have moved to these files.
     """
     if path.endswith(".rs"):
         return tuple(_lost_rust_tests(old, new, others or {}))
@@ -112,9 +112,10 @@ def _lost_rust_tests(old: str, new: str, others: Mapping[str, str]) -> Iterator[
 
 
 def _rust_tests(text: str, *, everywhere: bool = False) -> Iterator[_RustTest]:
-    """Yield the test functions in a file and the helper functions in its test modules.
+    """Yield the test functions in a Rust file, and the helper functions in its test modules.
 
-    If `everywhere` is set and the file has no test modules, all of its functions count, as in the folder `tests`.
+    If `everywhere` is set, all functions of a file without test modules are included. This is used for
+    files in the folder `tests`.
     """
     # Braces in comments and strings do not count.
     plain = _RUST_NOISE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)

@@ -38,7 +38,7 @@ _BUILT_IN = frozenset(
 
 
 class KeptTests(NamedTuple):
-    """Result of the comparison: the test files that kept their claims, and those whose changes the goal announces."""
+    """Result of comparing the original tests with the delivered tests."""
 
     kept: frozenset[str] = frozenset()
     """Paths of changed files that lost none of the original tests' claims and cannot influence them."""
@@ -62,12 +62,12 @@ class KeptTests(NamedTuple):
     def explain(
         self, missing: Iterable[str], before: Mapping[str, str], now: Mapping[str, str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Divide the names of missing tests into unexplained and announced ones.
+        """Divide the names of missing tests into unexplained and announced tests.
 
-        Tests whose claims are made by other passing tests are in neither group.
+        Tests whose claims are made by other passing tests are not returned.
 
         Args:
-            missing: names as in a checker's report.
+            missing: names of the missing tests, as reported by a checker.
             before: results of the original tests by name.
             now: results of the delivered tests by name.
         """
@@ -88,7 +88,7 @@ class KeptTests(NamedTuple):
         return tuple(unexplained), tuple(announced)
 
     def find_new(self, before: Mapping[str, str], now: Mapping[str, str], texts: Mapping[str, str]) -> frozenset[str]:
-        """Return the names of passing tests that are new rather than original tests in another place.
+        """Return the names of the passing tests that are new. Moved tests are not new.
 
         Args:
             before: results of the original tests by name.
@@ -113,16 +113,16 @@ class _Names:
             self._by_end.setdefault(dotted.rpartition(".")[2], []).append(dotted)
 
     def covers(self, key: str) -> bool:
-        """Return whether one of the names denotes the test `key`.
+        """Return True if one of the names refers to the test `key`.
 
-        A name may be relative to a subfolder, because the runner may have been started there.
+        A name may be relative to the subfolder in which the runner was started.
         """
         names = self._by_end.get(key.rpartition(".")[2], ())
         return any(key == name or key.endswith(f".{name}") or name.endswith(f".{key}") for name in names)
 
 
 class Sources(NamedTuple):
-    """Texts of files on one side of a change, by path."""
+    """Texts of the files before or after a change, by path."""
 
     tests: Mapping[str, str]
     """Changed tests, test data and configuration."""
@@ -141,9 +141,10 @@ def compare_tests(
     requested: RequestedChanges,
     beginning: InitialState,
 ) -> KeptTests:
-    """Compare the tests in two trees. `changed` contains the files that can affect the checks.
+    """Compare the tests in two trees.
 
-    A changed configuration value also counts as announced if the goal names the new value.
+    `changed` contains the files that can affect the checks. A changed configuration value counts as
+    announced if the goal names the new value.
     """
     kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
     files = [file for file in changed if file.kind in kinds]
@@ -274,12 +275,12 @@ class _Comparison:
         )
 
     def _differs_in_space(self, lost: Iterable[Claim]) -> bool:
-        """Return whether the goal asks for different white space and the lost claims differ only in that."""
+        """Return True if the lost claims differ only in white space, as requested by the goal."""
         new = (claim for module in self._new.values() for test in module.tests for claim in test.claims)
         return self._requested.is_about_space and {*map(_without_space, lost)} <= {*map(_without_space, new)}
 
     def _is_about_changed(self, claim: Claim) -> bool:
-        """Return whether a claim concerns a function that the goal names and the work changed."""
+        """Return True if a claim concerns a changed function that the goal names."""
         names = self._changed.intersection(re.findall(r"\w+", claim.subject))
         return any(map(self._requested.changes, names))
 
@@ -294,7 +295,7 @@ class _Comparison:
         return bool(fresh) and all(map(self._requested.wants, fresh))
 
     def _is_inert(self, path: str, old: AssertedModule | None, new: AssertedModule | None) -> bool:
-        """Return whether a change to a Python file can only affect the results of the file's own tests."""
+        """Return True if a change to a Python file can only affect the tests in that file."""
         is_conftest = path.rpartition("/")[2] == "conftest.py"
         everything_new = frozenset[str]().union(*(module.effects for module in self._new.values()))
         if old is not None and not old.effects <= everything_new:
@@ -332,7 +333,10 @@ class _Comparison:
     # -- other files -------------------------------------------------------------------------------------
 
     def _compare_lines(self) -> tuple[bool, bool]:
-        """Return whether tests in other languages kept all lines except titles, and whether lines were added."""
+        """Compare the tests in other languages line by line.
+
+        Return whether all lines except titles were kept, and whether lines were added.
+        """
         files = [file for file in self._files if _is_other_test(file)]
         before: Counter[str] = Counter()
         after: Counter[str] = Counter()
@@ -343,7 +347,7 @@ class _Comparison:
         return bool(files) and self._other_reports and is_same, bool(after - before)
 
     def _is_announced_text(self, path: str) -> bool:
-        """Return whether only values changed in a text, and the goal names each new value."""
+        """Return True if only values changed in a file and the goal names each new value."""
         old, new = self._before.tests.get(path), self._after.tests.get(path)
         if old is None or new is None:
             return False
@@ -439,7 +443,10 @@ def _best(keys: Sequence[str], key: str) -> str:
 
 
 def _names_result(claim: Claim) -> bool:
-    """Return whether a claim expects one constant or one kind of error, rather than something that always holds."""
+    """Return True if a claim expects a single constant or a specific exception.
+
+    Other claims may be true for any result.
+    """
     kind, _, expected = claim.outcome.partition(" ")
     if kind == "raises":
         return expected.partition(",")[0] not in ("", "Exception", "BaseException")
@@ -459,7 +466,10 @@ def _mentions(claim: Claim, name: str) -> bool:
 
 
 def _lines(path: str, text: str) -> list[str]:
-    """Return the lines of a test without titles, comments and indentation, with relative paths resolved."""
+    """Return the lines of a test, without titles, comments and indentation.
+
+    Relative paths are resolved.
+    """
     folder = path.rpartition("/")[0].split("/")
 
     def resolve(match: re.Match[str]) -> str:
@@ -484,7 +494,7 @@ def _lines(path: str, text: str) -> list[str]:
 
 
 def _is_disabled(line: str) -> bool:
-    """Return whether an added line can disable or change the assertions of other lines."""
+    """Return True if an added line can disable or change other assertions."""
     return (
         re.search(r"\b(?:skip|only|todo|xit|xtest|xdescribe|mock|spyOn|stub\w*|return|exit|if|catch|override)\b", line)
         is not None
@@ -500,7 +510,7 @@ class Renames(NamedTuple):
     pairs: tuple[tuple[str, str], ...] = ()
 
     def apply(self, claim: Claim) -> Claim:
-        """Return a claim in which the renamed symbols have their new names."""
+        """Replace the renamed symbols in a claim with their new names."""
         context, subject, outcome = claim.context, claim.subject, claim.outcome
         for old, new in self.pairs:
             pattern = re.compile(rf"(?<![\w.]){re.escape(old)}(?!\w)" if old[0] != "." else rf"{re.escape(old)}(?!\w)")
@@ -509,12 +519,14 @@ class Renames(NamedTuple):
 
 
 def find_renames(before: Mapping[str, str], after: Mapping[str, str], *, same_text: bool = False) -> Renames:
-    """Return the symbols that moved to another module under the same name, or were renamed with the same content.
+    """Find the symbols that were moved to another module or renamed.
+
+    A moved symbol keeps its name. A renamed symbol keeps its content.
 
     Args:
         before: texts of the changed Python files by path.
         after: current texts of the same files.
-        same_text: whether a moved symbol must also have the same content.
+        same_text: True if a moved symbol must also keep its content.
     """
     old, new, modules_now = _symbols(before), _symbols(after), {_module_name(path) for path in after}
     gone = {name: text for name, text in old.items() if name not in new}
@@ -597,13 +609,16 @@ def _symbols(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
-    """Return the unqualified names of product functions and classes that differ."""
+    """Return the unqualified names of the product functions and classes that changed."""
     old, new = _symbols(_python(before)), _symbols(_python(after))
     return frozenset(name.rpartition(".")[2] for name, text in old.items() if new.get(name, text) != text)
 
 
 def _gone_names(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the dotted names of symbols that the product no longer has. Methods are listed as `.name`."""
+    """Return the dotted names of the symbols that were removed from the product.
+
+    Methods are listed as `.name`.
+    """
     old, new = _symbols(_python(before)), _symbols(_python(after))
     ends = {name.rpartition(".")[2] for name in new}
     gone = [name for name in old if name not in new and name.rpartition(".")[2] not in ends]

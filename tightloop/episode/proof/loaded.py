@@ -42,7 +42,7 @@ Read = Callable[[str], str]
 
 
 class LoadedFiles(NamedTuple):
-    """Files that were loaded while the checks ran, initially and on the delivered tree."""
+    """Files that the checks loaded, on the initial tree and on the delivered tree."""
 
     before: tuple[Observation, ...]
     now: tuple[Observation, ...]
@@ -66,19 +66,22 @@ class LoadedFiles(NamedTuple):
         return bool(self.before) and all(seen.is_watched for seen in (*self.before, *self.now))
 
     def was_opened(self, path: str) -> bool:
-        """Return whether any check opened the file, either on the initial tree or on the delivered one."""
+        """Return True if a check opened the file in either tree."""
         return any(path in seen.opened or path in seen.loads for seen in (*self.before, *self.now))
 
     def loaders(self, path: str) -> tuple[str, ...]:
-        """Return the files that loaded a file initially or, if nothing did, the ones that load it now.
+        """Return the files that loaded a file.
 
-        The initial loaders take precedence, because the work may load a file from anywhere. "" stands for programs
-        outside the tree.
+        The initial loaders are returned if there are any, because the delivered code may load a file from
+        anywhere. "" stands for programs outside the tree.
         """
         return _merge(self.before, path) or _merge(self.now, path)
 
     def find_deciding(self, changed: Mapping[str, FileChange]) -> dict[str, FileKind]:
-        """Return the changed files whose names do not reveal a role in the checks but that decide their results."""
+        """Return the changed files that decide the results of the checks.
+
+        Files whose names already show a role in the checks are not included.
+        """
         deciding: dict[str, FileKind] = {}
         candidates = [path for path in changed if self.kind_of(path) is None]
         # A helper may load further helpers.
@@ -118,7 +121,7 @@ class LoadedFiles(NamedTuple):
     def _published(self) -> frozenset[str]:
         """Return the modules that the project publishes.
 
-        A published module that checks its arguments with `assert` is not a test helper.
+        A published module may check its arguments with `assert`, but it is not a test helper.
         """
         try:
             manifest = json.loads(self.read("package.json") or "{}")
@@ -134,7 +137,7 @@ class LoadedFiles(NamedTuple):
         return any("pytest11" in self.read(path) for path in ("pyproject.toml", "setup.cfg", "setup.py"))
 
     def _takes_place(self, path: str) -> bool:
-        """Return whether a new file was used instead of an installed module or program."""
+        """Return True if a new file was used instead of an installed module or program."""
         if any(path in seen.shadows for seen in self.now):
             return True
         words = {word for command in self.commands for word in re.split(r"[\s;&|()]+", command)}
@@ -153,7 +156,7 @@ class LoadedFiles(NamedTuple):
         return self._opens_all(seen) and len(seen.opened) >= max(SEARCHED_LEAST, OPENS_ALL * self.delivered)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
-        """Return the role of a file that was opened by a program that does not report its imports."""
+        """Return the role of a file if the program that opened it does not report its imports."""
         observations = [seen for seen in (*self.before, *self.now) if path in seen.opened]
         if not observations:
             return None
@@ -186,7 +189,7 @@ class LoadedFiles(NamedTuple):
         return is_named or self._is_check(path) or _is_of_framework(path, self.read(path))
 
     def _is_for_tests_alone(self, path: str, observations: Iterable[Observation]) -> bool:
-        """Return whether a file belongs to a crate in the tree that other crates only need for their tests."""
+        """Return True if a file belongs to a crate that other crates need only for their tests."""
         opened = {other for seen in observations for other in seen.opened if other.endswith(".toml")}
         manifests = [other for other in opened if other.rpartition("/")[2] == "Cargo.toml" and path.endswith(".rs")]
         for_tests, for_all = set[str](), set[str]()
@@ -201,25 +204,28 @@ class LoadedFiles(NamedTuple):
         return any(path.startswith(f"{folder}/") for folder in for_tests - for_all)
 
     def _opens_all(self, seen: Observation) -> bool:
-        """Return whether a check opened nearly every file, as linters and searches do.
+        """Return True if a check opened nearly every file, as linters and searches do.
 
-        Opening a file then does not show that the check depends on it. In a small tree, a test runner also opens all
-        code and settings, but no other files.
+        In this case, the check does not necessarily depend on a file that it opened. In a small tree, a test
+        runner also opens all code and settings, but no other files.
         """
         is_search = any(not is_program(path) and not _SETTINGS.search(path) for path in seen.opened)
         return is_search and len(seen.opened) >= OPENS_ALL * len(self.paths)
 
     def _opens_first(self, path: str, seen: Observation) -> bool:
-        """Return whether a file was opened before any test, and only by programs that do not report their imports."""
+        """Return True if a file was opened before any test.
+
+        Files that were loaded by a program that reports its imports do not count.
+        """
         tests = [number for number, other in enumerate(seen.opened) if self.kind_of(other) is FileKind.TEST]
         if self._opens_all(seen):
             return False
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
-        """Return whether a file configures a test runner or another checker.
+        """Return True if a file configures a test runner or another checker.
 
-        A program that a check starts, such as `test.py`, does not.
+        Programs that a check starts, such as `test.py`, do not count.
         """
         is_program_of_check = any(path in self._named(command) for command in self.commands) or any(
             path in seen.programs for seen in (*self.before, *self.now)
@@ -230,7 +236,7 @@ class LoadedFiles(NamedTuple):
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
 
     def _is_check(self, path: str) -> bool:
-        """Return whether a file in the tree runs as a program, loads other code from the tree and makes assertions."""
+        """Return True if a file runs as a program and makes assertions about other code in the tree."""
         if not any(path in seen.programs for seen in self.before):
             return False
         is_script = not is_program(path)
@@ -244,23 +250,26 @@ class LoadedFiles(NamedTuple):
                 )
 
     def _subject_of(self, path: str) -> bool:
-        """Return whether a data file is itself the subject of a check.
+        """Return True if a check tests the content of this data file.
 
-        This is the case if all of its readers are programs that load no code from the tree.
+        This is the case if all readers of the file are programs that load no code from the tree.
         """
         readers = [reader for reader in self.loaders(path) if reader]
         is_plain = all(any(reader in seen.programs for seen in self.before) for reader in readers)
         return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
 
     def keeps(self, path: str, kind: FileKind) -> bool:
-        """Return whether a file whose name suggests a role in the checks really decides an observed check."""
+        """Return True if a file affects the result of an observed check, as its name suggests."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
         is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
         return self.was_opened(path) and not is_subject
 
     def _is_inspected(self, path: str) -> bool:
-        """Return whether a command inspects only this file: `grep -q 2 spec/api.json`, but not `diff out spec/out`."""
+        """Return True if a command inspects only this file.
+
+        For example, `grep -q 2 spec/api.json` does, but `diff out spec/out` does not.
+        """
         for part in _PARTS.split("\n".join(self.commands)):
             named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
             if named == [path] and "<" not in part:
@@ -278,7 +287,10 @@ class LoadedFiles(NamedTuple):
         return {word.removeprefix("./") for word in command.split()} & self.paths
 
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
-        """Return the tests and test data that product code reads now but did not read initially, one line each."""
+        """Return the tests and test data that product code now reads but did not read initially.
+
+        Each line has the form `<reader> reads <path>`.
+        """
         product = {path for path in changed if self.kind_of(path) is None} - {*deciding}
         return tuple(
             dict.fromkeys(
@@ -298,7 +310,10 @@ class LoadedFiles(NamedTuple):
         return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
 
     def has_tests(self, path: str) -> bool:
-        """Return whether a runner initially reported tests from a file that did not itself run as a program."""
+        """Return True if a runner initially reported tests from this file.
+
+        Files that ran as programs do not count.
+        """
         return not any(path in seen.programs for seen in self.before) and any(
             name.startswith((f"{path}::", f"{path} > ")) and not _is_doctest(path, name)
             for seen in self.before
@@ -307,7 +322,10 @@ class LoadedFiles(NamedTuple):
         )
 
     def has_inner_tests(self, path: str) -> bool:
-        """Return whether a check ran the tests inside a product file: its doctests, or the file itself as a program."""
+        """Return True if a check ran tests in a product file.
+
+        These are the doctests of the file, or the file itself if it ran as a program.
+        """
         if path.endswith(".rs"):
             return any(seen.results.get(checker) for seen in self.before for checker in ("cargo", "libtest", "doctest"))
         return any(
@@ -334,7 +352,7 @@ def _is_below(path: str, program: str) -> bool:
 
 
 def _folders(dependencies: Any, manifest: str) -> Iterator[str]:
-    """Yield the folders of a crate's dependencies that are located in the tree."""
+    """Yield the folders of a crate's dependencies that are in the tree."""
     for dependency in dependencies.values() if isinstance(dependencies, dict) else ():
         if isinstance(dependency, dict) and isinstance(dependency.get("path"), str):
             yield posixpath.normpath(posixpath.join(posixpath.dirname(manifest), dependency["path"]))
@@ -349,7 +367,10 @@ def _is_of_framework(path: str, text: str) -> bool:
 
 
 def asserts(path: str, text: str) -> bool:
-    """Return whether a program makes assertions about something else, as opposed to checking its own input."""
+    """Return True if a program makes assertions about other code.
+
+    Checks of the program's own input do not count.
+    """
     if path.endswith(".py") and (tree := parse_python(text)) is not None:
         return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
             map(_is_failing_exit, outside_functions(tree))
@@ -359,7 +380,10 @@ def asserts(path: str, text: str) -> bool:
 
 
 def checks_values(path: str, text: str) -> bool:
-    """Return whether a module offers assertions to others: functions that either raise an error or have no effect."""
+    """Return True if a module provides assertion functions.
+
+    An assertion function either raises an error or has no effect.
+    """
     if not path.endswith(".py"):
         return asserts(path, text)
     tree = parse_python(text)
@@ -372,7 +396,10 @@ def _fails(node: ast.AST) -> bool:
 
 
 def _does_more(function: _Function) -> bool:
-    """Return whether a function returns or stores a result, and thus does more than check its arguments."""
+    """Return True if a function does more than check its arguments.
+
+    For example, it returns or stores a result.
+    """
     # `return self` is for chains such as `expect(x).to_be(y).and_so_on()`.
     return any(
         isinstance(node, ast.Yield | ast.YieldFrom | ast.Global)
@@ -383,7 +410,7 @@ def _does_more(function: _Function) -> bool:
 
 
 def _is_failing_exit(node: ast.AST) -> bool:
-    """Return whether a node is `sys.exit("wrong")` or `sys.exit(not passed)`, and not `sys.exit(main())`."""
+    """Return True for `sys.exit("wrong")` and `sys.exit(not passed)`, but not for `sys.exit(main())`."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("sys.exit", "exit", "SystemExit"):
         return False
     return bool(node.args) and not isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0]) not in ("0", "None")
@@ -400,9 +427,10 @@ _PRINTS = re.compile(r"(?m)^\s*(?:echo|printf|cat)\b(?!.*>&\s*2)")
 
 
 def compares_arguments(text: str) -> bool:
-    """Return whether a program offers a function that compares two arguments and then fails or returns nothing.
+    """Return True if a program provides a function that compares its two arguments.
 
-    The language is not known: functions have braces, or end as in Ruby.
+    The function must either fail or return nothing. The language is unknown, so functions are recognized
+    by their braces, or by `end` as in Ruby.
     """
     return any(_is_comparison(parameters, body) for parameters, body in _functions(text))
 

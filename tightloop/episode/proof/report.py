@@ -92,7 +92,7 @@ class Observation(Value):
 
 
 def read_events(text: str, nonce: str, root: str) -> Observation:
-    """Parse the events of a check. Lines without its nonce are ignored.
+    """Parse the events that were recorded during a check. Lines without the nonce are ignored.
 
     Args:
         text: one JSON event per line.
@@ -214,7 +214,7 @@ class _Reader:
         )
 
     def _mains(self) -> Iterator[str]:
-        """Yield the words on interpreters' command lines that are files of the tree."""
+        """Yield the files in the tree that were run by an interpreter."""
         runners = {session["pid"] for session in self._sessions.values()}
         for pid, event in self._started.items():
             folder = str(event.get("cwd", ""))
@@ -240,11 +240,11 @@ def _command(event: Mapping[str, Any]) -> str:
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str], *, failures_may_stay: bool = False) -> tuple[str, ...]:
-    """Return the baseline tests that did not pass, sorted.
+    """Return the names of the baseline tests that do not pass now, sorted.
 
-    If `failures_may_stay` is set, only tests that passed in the baseline are included. A test that was skipped in the
-    baseline may be skipped again. For parameterised tests, only their number is compared, because their names may vary
-    between runs.
+    If `failures_may_stay` is set, tests that failed in the baseline are ignored. A test that was skipped
+    in the baseline may be skipped again. For parameterised tests, only the number of passing cases is
+    compared, because the names of the cases may vary between runs.
     """
     if failures_may_stay:
         before = {name: result for name, result in before.items() if result != FAILED}
@@ -269,7 +269,7 @@ def _function(name: str) -> str:
 
 
 def names_text(results: Mapping[str, str]) -> str:
-    """Return all results sorted by name, one per line, each with the result and the name."""
+    """Format the results as text, one test per line, sorted by name."""
     return "".join(f"{results[name]} {name}\n" for name in sorted(results))
 
 
@@ -285,7 +285,7 @@ class CheckBaseline(Value):
 
 
 class InitialState(Value):
-    """Initial state of an episode, stored as one artifact."""
+    """Initial state of an episode, stored as a single artifact."""
 
     tree: str
     """Tree before the first plan."""
@@ -309,7 +309,7 @@ _Results = Iterator[tuple[str, str]]
 
 
 class _Format(NamedTuple):
-    """Format in which a test runner prints its results."""
+    """Format of a test runner's printed results."""
 
     begins: re.Pattern[str]
     """Line that only this runner prints, before or after its tests."""
@@ -320,10 +320,10 @@ class _Format(NamedTuple):
 
 
 def add_printed_reports(seen: Observation, output: str) -> Observation:
-    """Return the observation extended with the reports found in a check's output.
+    """Add the test reports in a check's output to the observation.
 
-    Truncated output contains no reports, because the tests in the gap are unknown. Runners whose reports the observers
-    recorded themselves are skipped.
+    Truncated output is ignored, because the tests in the gap are unknown. Runners that were already
+    observed are skipped.
     """
     text = _COLOUR.sub("", output)
     if _CUT.search(text):
@@ -345,7 +345,7 @@ def add_printed_reports(seen: Observation, output: str) -> Observation:
 
 
 def _number(tests: Iterable[tuple[str, str]]) -> _Results:
-    """Yield the tests, adding a number to names that occurred before."""
+    """Yield the tests. Names that occurred before get a number."""
     counts = Counter[str]()
     for name, result in tests:
         counts[name] += 1
@@ -416,7 +416,10 @@ _SUREFIRE = re.compile(r"^\[\w+\] Tests run: (\d+), Failures: (\d+), Errors: (\d
 
 
 def _read_surefire(lines: list[str]) -> _Results:
-    """Yield as many tests per class as Surefire reports, because the output does not contain their names."""
+    """Yield the tests of each class, based on the counts that Surefire reports.
+
+    The tests are numbered, because the output does not contain their names.
+    """
     for line in lines:
         if match := _SUREFIRE.match(line):
             total, failures, errors, skipped = map(int, match.group(1, 2, 3, 4))

@@ -32,7 +32,7 @@ _Import = ast.Import | ast.ImportFrom
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """Return the syntax tree of a source, or None if it is too long or cannot be parsed."""
+    """Parse Python source code. Return None if the source is too long or invalid."""
     if len(text) > CHARACTERS:
         return None
     try:
@@ -69,7 +69,10 @@ def is_same_code(path: str, old: bytes, new: bytes) -> bool:
 
 
 def _is_same_script(old: bytes, new: bytes) -> bool:
-    """Return whether both files have the same tokens, ignoring quotes, semicolons, trailing commas and comments."""
+    """Return True if both files have the same tokens.
+
+    Quotes, semicolons, trailing commas and comments are ignored.
+    """
     if max(len(old), len(new)) > CHARACTERS:
         return False
     before, now = (content.decode("utf-8", "replace") for content in (old, new))
@@ -96,11 +99,11 @@ def _script_tokens(text: str) -> list[str]:
 
 
 def _is_same_python(old: bytes, new: bytes) -> bool:
-    """Return whether both files have the same syntax tree.
+    """Return True if both files have the same syntax tree.
 
-    The comparison ignores formatting, comments, docstrings, the order of adjacent imports, annotations of tests and
-    fixtures, and unused imports of modules that the test runner loads anyway. It does not ignore comments that silence
-    a checker.
+    Formatting, comments, docstrings and the order of adjacent imports are ignored. Annotations of tests
+    and fixtures are ignored, and so are unused imports of modules that the test runner always loads.
+    Comments that silence a checker are compared.
     """
     if old == new:
         return True
@@ -120,7 +123,10 @@ def _is_silenced(old: bytes, new: bytes) -> bool:
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Return the comments that may be directives, and whether each of them is alone on its line."""
+    """Count the comments that may be directives.
+
+    The flag in each key is True if the comment is alone on its line.
+    """
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
     return Counter(
@@ -193,7 +199,10 @@ def _drop_annotations(function: _Function) -> None:
 
 
 def _is_read_by_name(function: _Function) -> bool:
-    """Return whether a function is a test or a fixture, for which a test runner only reads the argument names."""
+    """Return True if a function is a test or a fixture.
+
+    A test runner only reads the argument names of these functions.
+    """
     names = [
         ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
         for decorator in function.decorator_list
@@ -208,7 +217,7 @@ def _is_plain(annotation: ast.expr | None) -> bool:
 
 
 def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the module without unused imports of modules that have no side effects when loaded."""
+    """Remove unused imports of modules that have no side effects when loaded."""
     single = [part for statement in body for part in _split(statement)]
     other_nodes = [node for part in single if not isinstance(part, _Import) for node in ast.walk(part)]
     # Strings count: names may occur in `__all__`, forward references and paths of mocks.
@@ -254,7 +263,10 @@ def _name(statement: _Import) -> str:
 
 
 def _in_order(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements with adjacent imports sorted, unless a name is imported twice."""
+    """Yield the statements with adjacent imports sorted.
+
+    Imports are not sorted if a name is imported twice.
+    """
     together: list[_Import] = []
     for statement in body:
         if isinstance(statement, _Import):

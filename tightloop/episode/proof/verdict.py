@@ -41,7 +41,7 @@ _NO_TESTS = frozenset({4, 5})
 
 
 class ObservedRun(NamedTuple):
-    """Run of the checks, with an observation of each of them."""
+    """Run of the checks, with an observation for each check."""
 
     run: ProofRun
     observations: tuple[Observation, ...]
@@ -49,13 +49,13 @@ class ObservedRun(NamedTuple):
     """Checks that failed and passed when they were repeated."""
 
     def observation_of(self, command: str) -> Observation:
-        """Return the observation of a check that passed, or an empty one."""
+        """Return the observation of a passed check, or an empty observation."""
         pairs = zip(self.run.checks, self.observations, strict=True)
         return next((seen for check, seen in pairs if check.run == command and check.passed), Observation())
 
 
 class SourceChanges(NamedTuple):
-    """What was observed about the changed sources."""
+    """Observations about the changed source files."""
 
     files: frozenset[str] = frozenset()
     """Changed files that do not belong to the checks."""
@@ -66,7 +66,7 @@ class SourceChanges(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """All changes since the start of the episode that matter for its proof."""
+    """Changes since the start of the episode that are relevant for the proof."""
 
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
@@ -110,16 +110,25 @@ class Changes(NamedTuple):
 
     @property
     def answer(self) -> Approval | None:
-        """Answer of a person who was already asked about all restored files that the goal does not announce."""
+        """A person's answer about the restored files that the goal does not announce.
+
+        None if there is no answer for one of these files.
+        """
         return self.answer_for(self.unannounced)
 
     def answer_for(self, paths: Iterable[str]) -> Approval | None:
-        """Return the weakest of the answers for the files, or None if a file has no answer or there are no files."""
+        """Return the weakest answer for the files.
+
+        Return None if a file has no answer or if there are no files.
+        """
         return weakest_answer(self.answered, paths)
 
 
 def weakest_answer(answered: Mapping[str, Approval], paths: Iterable[str]) -> Approval | None:
-    """Return the weakest of the answers for the files, or None if a file has no answer or there are no files."""
+    """Return the weakest answer for the files.
+
+    Return None if a file has no answer or if there are no files.
+    """
     answers = [answered.get(path) for path in paths]
     if not answers or None in answers:
         return None
@@ -137,7 +146,10 @@ def known_checkers(command: str) -> tuple[str, ...]:
 
 
 def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
-    """Return whether an added file is kept in the second run because a command cannot start without it."""
+    """Return True if an added file is kept in the second run.
+
+    A file is kept if a command cannot start without it.
+    """
     if file.change is not FileChange.ADDED:
         return False
     name = file.path.rpartition("/")[2]
@@ -147,7 +159,10 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
 
 
 def checks_without_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> tuple[str, ...]:
-    """Return the commands that had no initial tests, so that their run with the initial tests is meaningless."""
+    """Return the commands that had no tests initially.
+
+    For these commands, a run with the initial tests is meaningless.
+    """
     return tuple(
         check.run
         for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)
@@ -163,7 +178,10 @@ def findings_of(
     changes: Changes,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
-    """Return the findings that cast doubt on the runs, most severe first. Announced findings are marked."""
+    """Return the findings that cast doubt on the runs, most severe first.
+
+    Findings that the goal announces are marked.
+    """
     original = next((item for item in measured if item.run.tests is TestsFrom.BEGINNING), None)
     originals_pass = any(item.run.tests is TestsFrom.BEGINNING and item.run.green for item in measured)
     changes = changes._replace(named_tests=changes.named_tests and originals_pass)
@@ -319,7 +337,10 @@ def _of_reports(
 
 
 def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether the goal names the files of the missing tests and at least as many tests pass as ran before."""
+    """Return True if the goal explains a change in the number of tests.
+
+    The goal must name the files of the missing tests, and at least as many tests must pass as ran before.
+    """
     expected = sum(result != SKIPPED for result in before.values())
     return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
 
@@ -367,9 +388,10 @@ def _of_sources(
 
 
 def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether all original tests passed, so that a check only fails because of new tests.
+    """Return True if a check fails only because new tests are missing.
 
-    The second run lacks these tests, their fixtures, or the start-up file that loads the code they test.
+    All original tests must pass. The second run lacks the new tests, their fixtures, or the start-up file
+    that loads the tested code.
     """
     if before is None or not before.observation.checkers:
         return False
@@ -388,7 +410,7 @@ def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None
 
 
 def _had_no_tests(check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether there were no initial tests, so that only the tests added with the work can exist."""
+    """Return True if there were no tests initially, so that all tests were added with the work."""
     return (
         before is not None
         and check.exit_code == before.exit_code
@@ -431,13 +453,14 @@ def _line(file: ChangedFile) -> str:
 
 
 def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> ProofVerdict:
-    """Derive the verdict of a proof.
+    """Return the verdict for a proof.
 
-    Announced findings are only evidence, and so are changes that a person asked for afterwards.
+    Announced findings do not affect the verdict, and neither do changes that a person requested later.
 
     Args:
         findings: findings in the delivered tree.
-        proves: True if a check was seen to fail and files changed. Otherwise, passing checks prove nothing.
+        proves: True if a check was seen to fail and files changed. Otherwise, passing checks prove
+            nothing.
     """
     if any(finding.is_open for finding in findings):
         return ProofVerdict.DOUBTED
@@ -447,7 +470,10 @@ def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> Proo
 
 
 def with_acceptance(evidence: Evidence, findings: Sequence[ProofFinding]) -> Evidence:
-    """Add to the evidence the person, if any, who accepted a finding without having asked for the change."""
+    """Record the person who accepted a change without having requested it.
+
+    The evidence is returned unchanged if no finding was accepted.
+    """
     passed = next((finding for finding in findings if finding.is_accepted), None)
     if passed is None or passed.answered is None:
         return evidence
@@ -455,7 +481,7 @@ def with_acceptance(evidence: Evidence, findings: Sequence[ProofFinding]) -> Evi
 
 
 def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofRule] = ()) -> Proof:
-    """Return the proof with the result of hidden scenarios, which may change its verdict."""
+    """Add the result of hidden scenarios to a proof. This may change the verdict."""
     findings = proof.findings
     if result.failed:
         announced = ProofRule.SCENARIOS_FAILED in allowed
@@ -476,13 +502,13 @@ def add_review(
     allowed: Sequence[ProofRule] = (),
     answered: Mapping[str, Approval] = MappingProxyType({}),
 ) -> Proof:
-    """Add a model's review to a proof that holds. A doubt becomes a finding; approval changes nothing.
+    """Add a model's review to a proof. A doubt becomes a finding, and an approval changes nothing.
 
     Args:
         proof: proof with the verdict `PROVEN`.
         review: the model's review of the change.
         allowed: findings to accept without asking.
-        answered: answers of people who were already asked about the changes to these files.
+        answered: answers that people have already given about changed files, by path.
     """
     proof = proof.evolve(review=review)
     if not review.doubt:
@@ -501,7 +527,7 @@ def add_review(
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:
-    """Return a proof's open findings with their evidence, as lines for a person."""
+    """Format the open findings of a proof and their evidence as lines of text."""
     lines: list[str] = []
     for finding in proof.open_findings:
         lines += [f"{finding.rule.value}: {finding.text}", *(f"  {line}" for line in finding.evidence)]
@@ -527,12 +553,13 @@ def changed_paths(proof: Proof) -> tuple[str, ...]:
 
 
 def answer_proof(proof: Proof, *, by: str, asked_for: Approval | None) -> Proof:
-    """Return the proof with a person's answer to its open findings.
+    """Record a person's answer to the open findings of a proof.
 
     Args:
         proof: proof with open findings.
         by: person who answered.
-        asked_for: set if the person asked for the change. Otherwise they accept the tree although the findings stand.
+        asked_for: set if the person requested the change. Otherwise, the person accepts the tree despite
+            the findings.
     """
     if asked_for is None:
         finding = next((finding.text for finding in proof.open_findings), "")
@@ -554,7 +581,7 @@ NO_TESTS = "there were no tests at the start, so all passing tests were added wi
 def not_held(
     measured: Sequence[ObservedRun], beginning: InitialState, left_out: Sequence[str], checks: Iterable[Check]
 ) -> tuple[str, ...]:
-    """List the limitations of a proof, one sentence each."""
+    """Return the limitations of a proof, one sentence each."""
     lines: list[str] = []
     runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):

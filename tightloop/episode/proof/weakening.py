@@ -32,7 +32,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Weakening(NamedTuple):
-    """Lines that weaken the checks, by kind, each as `path:line: text`."""
+    """Lines that weaken the checks, by kind. Each line has the form `path:line: text`."""
 
     operators: tuple[str, ...] = ()
     """Comparisons that a new subclass of a builtin type overloads, and values that equal anything."""
@@ -67,9 +67,9 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
 
 
 def _broken(path: str, old: str, new: str, defined: Collection[str]) -> str:
-    """Describe how a source lost its content, or return "" if it did not.
+    """Describe how a source file lost its content, or return "" if nothing was lost.
 
-    `defined` contains the names that the changed files define now.
+    `defined` contains the names that the changed files now define.
     """
     if path.endswith((".py", ".pyi")):
         tree = parse_python(old)
@@ -94,9 +94,10 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines that make comparisons unreliable.
+    """Yield the line numbers of code that makes comparisons unreliable.
 
-    They newly overload a comparison of a builtin type, or add a value that equals anything, like `unittest.mock.ANY`.
+    The code overloads a comparison of a builtin type, or adds a value that equals anything, such as
+    `unittest.mock.ANY`.
     """
     before = _classes(old)
     for name, node in _classes(new).items():
@@ -112,9 +113,9 @@ def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
 
 
 def _ruby_overloads(old: str, new: str) -> Iterator[str]:
-    """Yield the lines of Ruby code that newly define comparisons for builtin types or their subclasses.
+    """Yield the added Ruby lines that overload comparisons of builtin types or their subclasses.
 
-    The lines have the form `line: text`.
+    Each line has the form `line: text`.
     """
     old_lines = set(old.splitlines())
     for head in _RUBY_CLASS.finditer(new):
@@ -142,7 +143,7 @@ def _targets(statement: ast.stmt) -> list[str]:
 
 
 def _swallows(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines of new exception handlers that ignore any error of existing code."""
+    """Yield the line numbers of new exception handlers that hide errors in existing code."""
     before = Counter(ast.unparse(node) for node in ast.walk(old) if isinstance(node, ast.stmt))
     # `except:` that becomes `except Exception:` ignores no more than it did.
     ignored = {_text(block) for block in _blocks(old) if _ignoring_lines(block)}
@@ -162,7 +163,7 @@ def _blocks(tree: ast.Module) -> Iterator[ast.Try | ast.With]:
 
 
 def _ignoring_lines(block: ast.Try | ast.With) -> list[int]:
-    """Return the line numbers of the handlers or context managers in a block that ignore any error."""
+    """Return the line numbers of handlers and context managers that ignore any error."""
     if isinstance(block, ast.Try):
         return [handler.lineno for handler in block.handlers if _ignores(handler)]
     return [block.lineno] if any(map(_suppresses, block.items)) else []
@@ -194,7 +195,7 @@ def _suppresses(item: ast.withitem) -> bool:
 
 
 class Suppressions(NamedTuple):
-    """Suppressions that the work added, and the changed files without them."""
+    """Suppressions that the work added, and the changed files with these suppressions removed."""
 
     files: Mapping[str, str | None] = {}
     """Texts of the changed files without the new suppressions. None stands for a file that did not exist before."""
@@ -230,9 +231,10 @@ def find_suppressions(before: Mapping[str, str], after: Mapping[str, str], paths
 
 
 def _without_suppressions(path: str, old: str, new: str) -> tuple[str, list[tuple[str, bool]]]:
-    """Remove the new suppressions from a text, and return it with the removed lines.
+    """Remove the new suppressions from a text.
 
-    Each line comes with a flag that tells whether the suppression names a single rule.
+    Return the text and the removed lines. The flag of each line is True if the suppression names a single
+    rule.
     """
     comments, branches = _SUPPRESSIONS["comments"], _SUPPRESSIONS["type_checking"]
     before = Counter(match[0].strip() for line in old.splitlines() for match in comments.finditer(line))
@@ -279,8 +281,8 @@ def find_empty_tests(tests: Mapping[str, str], survivors: Iterable[str], modules
 
     Args:
         tests: texts of the delivered Python tests by path.
-        survivors: names of the tests that passed while every function of the product did nothing.
-        modules: names of the modules at the top of the tree.
+        survivors: names of the tests that passed even when the product's functions did nothing.
+        modules: names of the modules at the root of the tree.
     """
     claims = {
         test.key: test.claims

@@ -33,7 +33,7 @@ class CatchAll(Value):
     recover: Recovery
 
     def applied_to(self, failure: StepFailure) -> StepFailure:
-        """Apply this mode's name and recovery to a failure that has not been classified yet."""
+        """Add this mode's name and recovery to an unclassified failure."""
         reason = abridge(f"{self.name}: {failure.reason}", REASON_CHARACTERS)
         return failure.evolve(reason=reason, mode=self.name, recover=self.recover)
 
@@ -82,7 +82,7 @@ class Node(Value):
 
 
 class GraphHead(Value):
-    """Settings of the whole plan that its workflow needs."""
+    """Plan-wide settings that the workflow needs."""
 
     plan_id: str
     title: str = ""
@@ -102,7 +102,7 @@ class _Document(Value):
 
 
 class Graph:
-    """Nodes by index, with reversed edges. The graph does not change while the plan runs.
+    """Graph of the steps of a plan. The graph does not change while the plan runs.
 
     Attributes:
         head: settings of the whole plan.
@@ -132,7 +132,10 @@ class Graph:
         return [target for target, _ in self.edges[number]]
 
     def stand_ins(self, number: int) -> list[int]:
-        """Return a node and its chain of alternates. The one that completes provides the outputs."""
+        """Return a node and its chain of alternates.
+
+        The node that completes provides the outputs.
+        """
         numbers: list[int] = []
         current: int | None = number
         # Validation rejects a ring of alternates, but graphs are also built from stored text.
@@ -150,7 +153,10 @@ class Graph:
     @staticmethod
     @lru_cache(maxsize=GRAPHS_KEPT)
     def unpack(packed: str) -> "Graph":
-        """Decode the result of `pack`. The result is cached, because all runs of a workflow decode the same text."""
+        """Decode the result of `pack`.
+
+        The result is cached, because all runs of a workflow decode the same text.
+        """
         document = _Document.model_validate_json(zlib.decompress(base64.b64decode(packed)))
         return Graph(document.head, document.nodes)
 
@@ -197,7 +203,7 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
 
 
 def choices(step: Step) -> tuple[str, ...]:
-    """Return the distinct steps from which a decision or a gate chooses."""
+    """Return the distinct steps that a decision or a gate can choose."""
     return tuple(dict.fromkeys(target for choice in step.choices() for target in choice.to))
 
 
@@ -235,7 +241,10 @@ def _catch_all(step: Step) -> CatchAll | None:
 
 
 def is_plain(step: Step) -> bool:
-    """Return whether a step is a milestone without conditions and outputs, so that nothing has to be evaluated."""
+    """Return True if a step is a milestone without conditions and outputs.
+
+    Nothing has to be evaluated for such a step.
+    """
     asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
     return step.capability is Capability.NONE and not asks and not step.failure_modes
 
@@ -251,7 +260,10 @@ def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
 def _items(
     step: Step, index: Mapping[str, int], values: Mapping[str, Any]
 ) -> tuple[int | None, tuple[int, str] | None]:
-    """Return the number of items of a template, or the (step, output) pair whose length is this number."""
+    """Return the number of items of a template if it is known.
+
+    Otherwise, return the (step, output) pair whose length is the number of items.
+    """
     source: Any = step.for_each
     for _ in range(3):  # an input of the step may itself be one reference
         if isinstance(source, (list, tuple)):
@@ -270,9 +282,10 @@ def _items(
 
 
 def _longest_paths(nodes: Sequence[Node]) -> list[float]:
-    """Return the sum of the estimates on the longest path from each node to an end, including the node's own estimate.
+    """Return the estimated duration of the longest path from each node to an end.
 
-    Alternates do not count, because they are not expected to run.
+    The estimate of the node itself is included. Alternates are ignored, because they are not expected to
+    run.
     """
     behind: dict[int, set[int]] = {number: {*node.on_success, *node.choices} for number, node in enumerate(nodes)}
     for number, node in enumerate(nodes):

@@ -42,7 +42,7 @@ class RouteAction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Chosen reaction to a failure, with its parameters."""
+    """Reaction to a failure, with its parameters."""
 
     action: RouteAction
     after_s: float = 0.0
@@ -61,19 +61,20 @@ def choose_route(
     replan_allowed: bool,
     on_plan_failure: OnPlanFailure,
 ) -> Route:
-    """Return the reaction to a failed attempt.
+    """Choose the reaction to a failed attempt.
 
-    If a failure mode matches, it decides. Otherwise, a transient failure is retried as long as the number of attempts
-    and the time box allow it. All other failures are handled by the alternate, then by a planner (never after a refusal
-    by a rule or a person), and finally according to the plan's `on_failure`.
+    A matching failure mode decides. Otherwise, a transient failure is retried while there are attempts
+    left and the time box is not exceeded. Other failures are handled by the alternate, then by a planner,
+    and finally according to the plan's `on_failure`. A planner is never asked after a refusal by a rule
+    or a person.
 
     Args:
         node: the step.
         failure: failure of the attempt.
         attempt: number of the attempt, starting with 1.
         elapsed: time since the start of the first attempt.
-        replan_allowed: whether a planner may be asked now.
-        on_plan_failure: the plan's setting.
+        replan_allowed: True if a planner may be asked now.
+        on_plan_failure: the plan's setting `on_failure`.
     """
     recovery = _find_recovery(failure)
     if recovery is Recovery.RETRY:
@@ -97,7 +98,7 @@ def choose_route(
 
 
 def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
-    """Return whether the time box is the only thing that prevents another attempt."""
+    """Return True if only the time box prevents another attempt."""
     may_retry = _find_recovery(failure) is Recovery.RETRY and attempt < node.retry.attempts
     return may_retry and not _is_in_time(node, attempt, elapsed)
 
@@ -136,9 +137,9 @@ _REACHED = {
 
 
 def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str | None:
-    """Return a sentence that names an exhausted limit and the usage, or None if the budget is not exhausted.
+    """Return a sentence about an exhausted limit, or None if no limit is exhausted.
 
-    `depth` is 1 for a top-level plan, plus one for each enclosing plan.
+    `depth` is 1 for a top-level plan, and increases by 1 for each enclosing plan.
     """
     if depth > budget.max_depth:
         return (
@@ -174,7 +175,10 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
-    """Return the reason why a step must not spend more, or None. The amounts are totals for all of its attempts."""
+    """Return the reason why a step must not spend more, or None.
+
+    The amounts are totals for all attempts of the step.
+    """
     # Above the bound, not at it: this judges finished work, while `find_breach` stops further work at the bound.
     if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
         spent = f"{node.id} has spent {cost_usd:.4g} USD, but its budget is {node.budget.max_cost_usd:.4g} USD"
@@ -186,7 +190,7 @@ def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | No
 
 
 def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: str) -> bool:
-    """Return whether an attempt may have left something to undo."""
+    """Return True if an attempt may have effects that must be undone."""
     if not node.compensates:
         return False
     # A step that never looked at the tree has no tree after it.
@@ -199,7 +203,8 @@ def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) 
 
     Args:
         undo: attempts, in order of completion.
-        only: step IDs, or template IDs for all steps created from the template. None selects all entries.
+        only: IDs of steps or templates. A template ID selects all steps created from it. None selects all
+            entries.
     """
     entries = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
     return tuple(reversed(entries))
@@ -231,7 +236,10 @@ _SIGNALS = {
 
 
 class Verdicts:
-    """Derives the codes of templates and unstarted steps from counters of the outcomes of their sources."""
+    """Derives the codes of templates and of steps that have not started.
+
+    The codes are derived from counters of the outcomes of other steps.
+    """
 
     def __init__(
         self, graph: Graph, roster: StepIndex, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
@@ -259,15 +267,18 @@ class Verdicts:
         self._conditional = [count > 0 for count in self._undecided]
 
     def means(self, number: int) -> int:
-        """Return a step's outcome as seen by the steps that need it: OPEN, GOOD, SKIPPED, BAD or HELD."""
+        """Return a step's outcome for its dependents: OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
     def is_unchosen(self, number: int) -> bool:
-        """Return whether a step can only start after a choice, a success or a failure that has not happened."""
+        """Return True if a step waits for an event that has not happened.
+
+        The event is a choice, or the success or failure of another step.
+        """
         return number < len(self._conditional) and self._conditional[number] and not self._fired_edges[number]
 
     def grow(self, count: int) -> None:
-        """Add counters for the instances of the template that was expanded last."""
+        """Add counters for the instances of the template that was last expanded."""
         self._means.extend([OPEN] * count)
         self._inside[self._index.expansions[-1][0]] = [0] * 5
 
@@ -279,7 +290,10 @@ class Verdicts:
             self._over.setdefault(node.alternate, []).append(number)
 
     def derive(self, number: int) -> tuple[str, bool]:
-        """Return the derived code of a step (or its current code), and whether it may start."""
+        """Return the derived code of a step, and whether the step may start.
+
+        If no code can be derived, the current code is returned.
+        """
         letter = self._codes[number]
         if number in self._inside:
             return self._of_instances(number, letter), False
@@ -325,7 +339,7 @@ class Verdicts:
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
     def _is_decided(self, number: int) -> bool:
-        """Return whether all needs of a step have ended and its conditional edges allow it to start."""
+        """Return True if all needs of a step have ended and its conditional edges allow it to start."""
         counts, needs = self._needs[number], self._graph.nodes[number].needs
         has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
         return has_ended and (self._fired_edges[number] > 0 or not self._conditional[number])

@@ -15,7 +15,9 @@ from tightloop.value import shorten
 
 
 class StepIndex:
-    """Steps by number. The nodes of the graph come first, followed by the instances of templates in order of creation.
+    """Steps by number.
+
+    The nodes of the graph come first. The instances of templates follow in order of creation.
 
     Attributes:
         names: IDs of the steps.
@@ -41,7 +43,10 @@ class StepIndex:
         return len(self.names)
 
     def add(self, template: int, count: int) -> range:
-        """Number `count` instances of a template. The instances of `look-*` are named `look-1`, `look-2` and so on."""
+        """Add `count` instances of a template and return their numbers.
+
+        The instances of `look-*` are named `look-1`, `look-2` and so on.
+        """
         first = len(self.names)
         stem = self._graph.nodes[template].id.removesuffix("*")
         names = [f"{stem}{item + 1}" for item in range(count)]
@@ -89,10 +94,10 @@ _SHOWN: Final = 8
 
 
 def step_digest(step: Step) -> str:
-    """Return the SHA-256 of everything on which an attempt depends: its action, inputs, outputs and conditions.
+    """Return the SHA-256 of a step's action, inputs, outputs and conditions.
 
-    Fields for scheduling, retries and failure handling are excluded, so that completed work stays valid when they are
-    changed.
+    Fields for scheduling, retries and failure handling are excluded, so that changing these fields does
+    not invalidate completed work.
     """
     fields = step.model_dump(mode="json", by_alias=True, exclude=set(_UNHASHED))
     # Sorted, because another order of keys in the plan text is no change of the work.
@@ -120,7 +125,10 @@ class RevisionDiff:
         return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
 
     def words(self) -> str:
-        """Return one line for each kind of change, for people. The text has at most `WORDS_CHARACTERS` characters."""
+        """Describe the changes for people, one line for each kind of change.
+
+        The text has at most `WORDS_CHARACTERS` characters.
+        """
         lines = (
             ("added", _join_names(self.added)),
             ("removed", _join_names(self.removed)),
@@ -153,10 +161,10 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
 
 
 def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the reasons to refuse a revision, with one sentence per step, or an empty tuple if it is acceptable.
+    """Return the reasons to refuse a revision, one sentence per step.
 
-    `fixed` contains the IDs of completed or running steps, including template instances. `running` contains only the
-    running ones.
+    The result is empty if the revision is acceptable. `fixed` contains the IDs of completed and running
+    steps, including template instances. `running` contains only the IDs of running steps.
     """
     templates = {name: name.removesuffix("*") for name in (*diff.redone, *diff.removed) if name.endswith("*")}
     fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
@@ -187,15 +195,15 @@ def carry_over(
 ) -> CarriedOver:
     """Derive the schedule state for a new revision.
 
-    Completed and running steps keep their state. All other steps restart, including steps that failed, were blocked, or
-    were skipped because of other steps.
+    Completed and running steps keep their state. All other steps restart, including steps that failed,
+    were blocked, or were skipped because of other steps.
 
     Args:
         old: graph of the previous revision.
         state: state that was saved by the schedule of that revision.
         new: graph of the new revision.
         changed: steps whose earlier work is invalid, see `RevisionDiff.redone`.
-        keeps_failures: whether failed steps stay failed because no person has reviewed them.
+        keeps_failures: True if failed steps stay failed, because no person has reviewed them.
     """
     unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT
     # By id, because the new graph numbers its steps differently.

@@ -17,11 +17,12 @@ _READING = (Access.READS, Access.MERGES)
 
 
 class ReadyQueue:
-    """Priority queue of ready steps, with a heap and a counter of running steps for each kind of tree access.
+    """Priority queue of ready steps.
 
-    A step that writes excludes every other step that uses the tree. Merging steps count as readers, because they work
-    in a different place. While the best waiting step is a writer, no new reader is started. The writer starts when the
-    running readers have ended.
+    The queue has a heap and a counter of running steps for each kind of tree access. A step that writes
+    excludes every other step that uses the tree. Steps that merge count as readers, because they work in
+    a different place. While the best waiting step is a writer, no new reader is started. The writer
+    starts when the running readers have ended.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,10 @@ class ReadyQueue:
         return number in self._queued
 
     def take(self, number: int, access: Access) -> bool:
-        """Remove a step. Return False if it is not queued or must not use the tree now."""
+        """Remove a step from the queue.
+
+        Return False if the step is not queued or must not use the tree now.
+        """
         writing, reading = self._running[Access.WRITES] > 0, any(self._running[access] for access in _READING)
         # Readers do not exclude each other, because they see the same tree.
         busy = access is not Access.NONE and (writing or (reading and access is Access.WRITES))
@@ -48,7 +52,7 @@ class ReadyQueue:
         return True
 
     def push(self, number: int, key: int, access: Access) -> None:
-        """Add a step to the queue, unless it is already queued. The step with the lowest key is the best."""
+        """Add a step to the queue, unless it is already queued. The step with the lowest key comes first."""
         if number not in self._queued:
             self._queued.add(number)
             heappush(self._heaps[access], (key, number))
@@ -58,11 +62,11 @@ class ReadyQueue:
         self._queued.discard(number)
 
     def add_running(self, access: Access) -> None:
-        """Count a step with this access that has started."""
+        """Count a step with this kind of access that has started."""
         self._running[access] += 1
 
     def remove_running(self, access: Access) -> None:
-        """Count a step with this access that has ended."""
+        """Count a step with this kind of access that has ended."""
         self._running[access] -= 1
 
     def pop(self) -> int | None:
@@ -131,10 +135,11 @@ class Schedule:
         return self._index.find(name)
 
     def list_skipped(self) -> tuple[list[str], list[str]]:
-        """Return the names of the steps that count as work, and the names of those steps that were skipped.
+        """Return the names of the steps that count as work, and the names of the skipped steps among these.
 
-        Compensation steps, alternates that were not needed, and steps that a decision did not choose do not count.
-        Neither do the steps that only follow them. A template without any items counts as one skipped step.
+        Compensation steps, alternates that were not needed, and steps that a decision did not choose do not
+        count. Steps that only follow such steps do not count either. A template without items counts as one
+        skipped step.
         """
         nodes = range(len(self.graph.nodes))
         skipped = {number for number in nodes if self._is_skipped(number)}
@@ -161,7 +166,7 @@ class Schedule:
         return [self.name(number) for number in steps], left_out
 
     def list_skipped_with(self, number: int) -> list[str]:
-        """Return the names of the steps that would be skipped together with a step, because they need it."""
+        """Return the names of the steps that would be skipped if this step were skipped."""
         if self._index.is_instance(number):
             return []
         skipped, work = {number: None}, [number]
@@ -175,7 +180,10 @@ class Schedule:
         return [self.name(dependent) for dependent in list(skipped)[1:]]
 
     def list_tolerated(self) -> list[str]:
-        """Return the names of the failed steps after which the plan continued as if they had completed."""
+        """Return the names of the failed steps that were tolerated.
+
+        After a tolerated failure, the plan continues as if the step had completed.
+        """
         return [self.name(number) for number, letter in enumerate(self._codes) if letter == code.TOLERATED]
 
     def _is_skipped(self, number: int) -> bool:
@@ -186,7 +194,10 @@ class Schedule:
         return (self.node(number).id, self._index.item[number]) if self._index.is_instance(number) else None
 
     def is_expanded(self, number: int) -> bool:
-        """Return whether this is an expanded template. Its instances are counted instead of the template."""
+        """Return True if this step is an expanded template.
+
+        The instances are counted instead of the template.
+        """
         return self._index.instances(number) is not None
 
     def status(self, number: int) -> StepStatus:
@@ -230,7 +241,7 @@ class Schedule:
         return dict(totals)
 
     def list_unrecovered_steps(self) -> list[int]:
-        """Return the numbers of failed steps from which no other step recovers.
+        """Return the numbers of the failed steps that no other step recovers from.
 
         The time is linear in the number of steps.
         """
@@ -262,7 +273,7 @@ class Schedule:
     def take(self, slots: int) -> list[int]:
         """Mark up to `slots` ready steps as running and return them, best first.
 
-        A step that writes to the tree runs alone among the steps that use it.
+        A step that writes to the tree excludes all other steps that use the tree.
         """
         numbers: list[int] = []
         while len(numbers) < slots and (number := self._queue.pop()) is not None:
@@ -271,7 +282,10 @@ class Schedule:
         return numbers
 
     def take_this(self, number: int) -> bool:
-        """Mark a ready step as running, out of turn. Return False if it is not ready or the tree is locked."""
+        """Mark a ready step as running, out of turn.
+
+        Return False if the step is not ready or the tree is locked.
+        """
         if not self._queue.take(number, self.node(number).access):
             return False
         self._start(number)
@@ -315,13 +329,13 @@ class Schedule:
         self._end(number, code.COMPLETED)
 
     def fail(self, number: int, *, alternate: bool = False, tolerated: bool = False) -> None:
-        """Record that a step has failed for good.
+        """Record the final failure of a step.
 
         Args:
             number: number of the step.
-            alternate: let the `on_failure` step start. If it recovers from the failure, dependents wait for it.
-                Otherwise they are BLOCKED.
-            tolerated: let dependents start as if the step had completed.
+            alternate: True to let the `on_failure` step start. If that step recovers from the failure,
+                dependents wait for it. Otherwise, dependents are BLOCKED.
+            tolerated: True to let dependents start as if the step had completed.
         """
         if tolerated:
             self._end(number, code.TOLERATED)
@@ -337,15 +351,15 @@ class Schedule:
     def mark_waiting(self, number: int) -> None:
         """Record that a step is waiting for a person.
 
-        It does not hold a slot or a tree lock until `resume` is called.
+        The step does not hold a slot or a tree lock until `resume` is called.
         """
         self._set(number, code.WAITING)
 
     def resume(self, number: int) -> None:
         """Make a waiting step ready to start again.
 
-        It continues with its next attempt after `retry_later`, otherwise with the same attempt. A revision may have
-        added needs in the meantime. The next attempt waits for them.
+        After `retry_later`, the step continues with its next attempt. Otherwise, it continues with the same
+        attempt. If a revision has added needs in the meantime, the next attempt waits for these needs.
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
@@ -355,12 +369,18 @@ class Schedule:
             self._enqueue(number)
 
     def record_compensation(self, number: int) -> None:
-        """Record that a completed step has been compensated. The steps that it started keep their state."""
+        """Record that a completed step has been compensated.
+
+        The steps that were started by this step keep their state.
+        """
         if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
 
     def record_compensation_step(self, number: int, *, completed: bool) -> None:
-        """Record that a compensation step ran to undo another step. Before that, it counts as skipped."""
+        """Record that a compensation step ran to undo another step.
+
+        Until then, the compensation step counts as skipped.
+        """
         if self.node(number).kind is StepKind.COMPENSATION:
             self._set(number, code.COMPLETED if completed else code.TOLERATED)
 
@@ -372,9 +392,10 @@ class Schedule:
             self._propagate([number])
 
     def reopen(self, number: int) -> None:
-        """Let a settled step run again, and reopen the skipped and blocked steps that follow it.
+        """Let a settled step run again.
 
-        For an expanded template, its failed instances run again. The time is linear in the number of nodes and edges.
+        The skipped and blocked steps that follow the step are reopened. For an expanded template, its failed
+        instances run again. The time is linear in the number of nodes and edges.
         """
         codes = list(self._codes)
         inside = self._index.instances(number)
@@ -506,7 +527,7 @@ class Schedule:
         return UNKNOWN_LENGTH
 
     def _find_affected(self, number: int) -> list[int]:
-        """Return the steps that were skipped or blocked, or that failed, because of a step."""
+        """Return the steps that failed, were skipped or were blocked because of a step."""
         followers: dict[int, None] = {}
         work = [number]
         while work:

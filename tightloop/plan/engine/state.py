@@ -91,7 +91,7 @@ def initial_code(kind: StepKind) -> str:
 
 
 def encode_tries(attempts: list[int]) -> str:
-    """Encode the numbers of attempts as `ScheduleState.tries`."""
+    """Encode the attempt numbers for `ScheduleState.tries`."""
     # `Retry.attempts` is at most 50 and reopening is manual, so counts stay far below the surrogate range of `chr`.
     return "".join(chr(48 + number) for number in attempts)
 
@@ -118,7 +118,10 @@ class VoteResult(NamedTuple):
 
 
 def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
-    """Return the possible answers to a gate: its options or `approve`, and `reject`."""
+    """Return the possible answers to a gate.
+
+    These are the options of the gate or `approve`, followed by `reject`.
+    """
     offered = tuple(
         Choice(
             name=option.name,
@@ -143,9 +146,10 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
 
 
 def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> VoteResult:
-    """Return the result: a rejection by any person, or an agreement of `count` different people.
+    """Return the result of a vote.
 
-    `answers` must be in chronological order. Without `options`, the question is a yes-no question.
+    A rejection by any person decides. Otherwise, `count` different people must agree. `answers` must be
+    in chronological order. Without `options`, the question is a yes-no question.
     """
     # A later answer of the same person replaces an earlier one.
     latest = {_person(answer.by): answer for answer in answers}
@@ -170,7 +174,7 @@ def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ..
 def _person(name: str) -> str:
     """Return the canonical form of a person's name.
 
-    Differences in case, blanks, invisible marks and Unicode composition do not make it a different person.
+    Case, blanks, invisible marks and Unicode composition are ignored.
     """
     # Normalised twice, because case folding can leave a text outside normal form.
     visible = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
@@ -240,10 +244,11 @@ def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_co
 
 
 def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> tuple[EvidenceNote, ...]:
-    """Return the evidence that an attempt provides for or against hypotheses when it has ended.
+    """Return the evidence that an ended attempt provides for or against hypotheses.
 
-    A rule without `when` counts if the step completed. If the expression of a rule cannot be evaluated, the result is a
-    neutral note with the reason, so that the gap is visible. `lookup` must also resolve the step's own results.
+    A rule without `when` counts if the step completed. If the expression of a rule cannot be evaluated,
+    the result is a neutral note that states the reason. `lookup` must also resolve the step's own
+    results.
     """
     notes: list[EvidenceNote] = []
     for rule in step.evidence:

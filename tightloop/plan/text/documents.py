@@ -26,7 +26,7 @@ def parse_json(text: str, *, slips: list[TextError]) -> Any:
 
     Args:
         text: text of an object or a list.
-        slips: list to which recoverable errors are added: commas, comments and quotes.
+        slips: list that collects recoverable errors in commas, comments and quotes.
 
     Raises:
         TextError: the text cannot be read, is nested too deeply, or has a duplicate key.
@@ -35,7 +35,10 @@ def parse_json(text: str, *, slips: list[TextError]) -> Any:
 
 
 class _Reader:
-    """JSON parser. The `json` module does not report the positions of values, and only reports the first error."""
+    """JSON parser that records the positions of values.
+
+    The `json` module does not report positions of values, and reports only the first error.
+    """
 
     def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
@@ -210,7 +213,10 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def plain_scalar(text: str) -> Any:
-    """Return the value of an unquoted scalar in the YAML 1.2 core schema (10.3.2), except for `.inf` and `.nan`."""
+    """Parse an unquoted scalar according to the YAML 1.2 core schema (10.3.2).
+
+    `.inf` and `.nan` are not supported.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -226,14 +232,14 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     """Parse a text that contains a single YAML document.
 
     Args:
-        text: text that does not contain a second document.
-        bounds: bounds of the plan to which the text belongs.
-        slips: list to which recoverable errors are added: lines that are indented with tabs.
+        text: YAML text without a second document.
+        bounds: bounds of the plan that contains the text.
+        slips: list that collects recoverable errors, which are lines indented with tabs.
         first_line: number of the first line in the file.
 
     Raises:
-        TextError: the text is not valid YAML, is nested too deeply, is too large, or has a duplicate key or a custom
-            tag.
+        TextError: the text is not valid YAML, is nested too deeply, is too large, or has a duplicate key
+            or a custom tag.
     """
     text = _expand_tabs(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
@@ -266,7 +272,7 @@ def _limit_events(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
 
 
 def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
-    """Return the text with tabs in the indentation replaced by spaces, except inside block scalars."""
+    """Replace tabs in the indentation with spaces, except inside block scalars."""
     if "\t" not in text:
         return text
     lines = text.split("\n")
@@ -286,7 +292,10 @@ def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
-    """Translate a libyaml error for the authors of plans, including the line to correct."""
+    """Convert a libyaml error to an error message for the author of the plan.
+
+    The error includes the line to correct.
+    """
     description = " ".join(part for part in (error.context, error.problem) if part)
     error_mark = error.problem_mark or error.context_mark
     message, fix = next((advice for piece, advice in _IN_WORDS.items() if piece in description), _UNREADABLE)
@@ -364,7 +373,7 @@ class _Builder:
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position) -> Any:
-        """Copy the target of an alias, so that a later change to the copy does not affect the original."""
+        """Copy the target of an alias, so that changing the copy does not affect the original."""
         if isinstance(value, Map):
             result = Map(at)
             for key, inner in value.items():

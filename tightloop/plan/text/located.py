@@ -29,21 +29,24 @@ class TextError(ValueError):
 
 
 class Block(str):
-    """Text whose lines correspond one to one to lines of the source, as with YAML's `|`."""
+    """Text whose lines correspond to lines of the source, such as a YAML block scalar (`|`)."""
 
     at: Position
     """Position of the first line of the text."""
 
     @classmethod
     def of(cls, text: str, at: Position) -> Self:
-        """Return a text with the position of its first line."""
+        """Create a block from a text and the position of its first line."""
         block = cls(text)
         block.at = at
         return block
 
 
 def place_in(text: str, offset: int, start: Position) -> Position:
-    """Return the position of a character in a text that begins at `start`. For folded text, only the start is known."""
+    """Return the position of a character in a text that begins at `start`.
+
+    For folded text, the result is `start`, because other positions are not known.
+    """
     if isinstance(text, Block):
         line_start = text.rfind("\n", 0, offset) + 1
         return Position(text.at.line + text.count("\n", 0, offset), text.at.column + offset - line_start)
@@ -62,14 +65,17 @@ class Map(dict[str, Any]):
         """Mapping of renamed fields to the author's spelling."""
 
     def put(self, key: str, value: Any, *, at: Position | None = None, key_at: Position | None = None) -> Self:
-        """Set a value with its position and return the mapping. The default position is that of the mapping."""
+        """Set a value with its position and return the mapping.
+
+        The default position is the position of the mapping.
+        """
         self[key] = value
         self.values_at[key] = at or key_at or self.at
         self.keys_at[key] = key_at or at or self.at
         return self
 
     def put_new(self, key: str, value: Any, *, at: Position, key_at: Position) -> None:
-        """Set a value while a document is being read.
+        """Set the value of a new key while a document is being read.
 
         Raises:
             TextError: the key already exists.
@@ -80,7 +86,7 @@ class Map(dict[str, Any]):
         self.put(key, value, at=at, key_at=key_at)
 
     def take(self, key: str) -> tuple[Any, Position, Position]:
-        """Remove a key. Return its value and the positions of the value and the key."""
+        """Remove a key. Return the value, its position and the position of the key."""
         return self.pop(key), self.values_at.pop(key, self.at), self.keys_at.pop(key, self.at)
 
     def move(self, old: str, new: str, *, unit: str = "") -> None:
@@ -156,12 +162,14 @@ def plain(value: Any) -> Any:
 
 
 def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Position:
-    """Return the position of the value at `path` or, if it does not exist, of its nearest parent.
+    """Return the position of the value at `path`.
+
+    If the value does not exist, return the position of its nearest parent.
 
     Args:
         tree: the parsed data.
         path: path to the value. Unknown parts are skipped.
-        key: whether to return the position of the field name instead of the value.
+        key: True to return the position of the field name instead of the value.
     """
     nearest = tree.at if isinstance(tree, Map | Seq) else Position()
     for part in path:
@@ -177,7 +185,10 @@ def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Posi
 
 
 def texts(tree: Any, *, without: frozenset[Path] = frozenset(), path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield all texts below a value with their paths, except for those below the paths in `without`."""
+    """Yield all texts in a value with their paths.
+
+    Texts below the paths in `without` are skipped.
+    """
     if path in without:
         return
     if isinstance(tree, str):
@@ -237,7 +248,10 @@ def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
 
 
 def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
-    """Return the path without type names. If it leads into a step, also return ` in step '<id>'`."""
+    """Return the path without type names.
+
+    If the path leads into a step, also return ` in step '<id>'`.
+    """
     path: list[str | int] = []
     owner = ""
     for index, part in enumerate(loc):
@@ -308,7 +322,7 @@ def _of_type(detail: ErrorDetails, name: str, value_text: str, last: str) -> tup
 
 
 def _name(path: Path, tree: Any) -> str:
-    """Return a field in the author's spelling, relative to its step."""
+    """Return the name of a field as the author wrote it, relative to its step."""
     start = max((at + 2 for at, part in enumerate(path[:-2]) if part == "steps"), default=0)
     parts: list[str] = []
     for number, part in enumerate(path):

@@ -42,7 +42,9 @@ HINTS_LIMIT = 25
 
 
 def normalize(plan: Map) -> list[Problem]:
-    """Normalise a plan in place. Positions are kept, and invalid values are handled by the model.
+    """Normalise a plan in place. Positions are kept.
+
+    Invalid values are left for the model to report.
 
     Returns:
         Errors for unknown fields, and warnings for fields that are dropped or have no effect.
@@ -53,7 +55,7 @@ def normalize(plan: Map) -> list[Problem]:
 
 
 class _Normalizer:
-    """Converts a document to the spelling of the model, one mapping at a time."""
+    """Converts a document to the field names of the model, one mapping at a time."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -90,7 +92,7 @@ class _Normalizer:
                 self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known_names, hint)
 
     def _place_within(self, name: str, owner: type[BaseModel], known_names: set[str]) -> str:
-        """Return a hint that a nested model has this field or a similar one, or "" if none has."""
+        """Return a hint that names the nested model with this field or a similar field, or ""."""
         if len(self.problems) >= HINTS_LIMIT:
             return ""
         inside = _inside(owner)
@@ -131,7 +133,7 @@ class _Normalizer:
                 self.fields(entry, inner, where)
 
     def _expand(self, value: Any, inner: type[BaseModel], at: Position, number: int) -> Any:
-        """Return the fields for which a bare value is an abbreviation, such as `{run: make}` for `make`."""
+        """Expand an abbreviated value, such as `make` to `{run: make}`."""
         if isinstance(value, Seq) and inner is SubplanAction:
             return Map(at).put("steps", value, at=at)
         if not isinstance(value, str):
@@ -166,7 +168,10 @@ def _ids(text: str, at: Position) -> Seq:
 
 @cache
 def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, bool]]:
-    """Return the model of the values of each field of a model, and whether the field is a list."""
+    """Describe the fields of a model.
+
+    Return the nested model of each field, and whether the field is a list.
+    """
     return {
         field.alias or name: (_model_in(field.annotation), get_origin(field.annotation) is tuple)
         for name, field in owner.model_fields.items()
@@ -175,7 +180,7 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
 
 @cache
 def _inside(owner: type[BaseModel]) -> dict[str, str]:
-    """Return the fields of the nested models, each with the first field that contains it."""
+    """Map each field of the nested models to the first field of `owner` that contains it."""
     parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
     # Reversed, because the last entry of a dictionary wins.
     return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
@@ -204,14 +209,16 @@ class _Block:
 
 
 def is_dsl(text: str) -> bool:
-    """Return whether the first word of the content is `plan` or `task`."""
+    """Return True if the first word of a text is `plan` or `task`."""
     first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
     # Not `plan:` or `task :`, which begin a YAML mapping.
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
 
 
 def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
-    """Return the fields of a plan in the author's spelling. `slips` is used as in `parse_yaml`.
+    """Parse a plan in DSL format. Fields keep the author's spelling.
+
+    `slips` is used as in `parse_yaml`.
 
     Raises:
         TextError: the text is invalid. The error contains the line and the column.
@@ -299,7 +306,7 @@ def _attributes(fields: Map, line: int, rest: str, start: int) -> None:
 
 
 def _arrows(block: _Block) -> Map:
-    """Remove the `on failure ->` and `on success ->` lines from the body, and return them."""
+    """Remove the `on failure ->` and `on success ->` lines from the body and return them."""
     arrows = Map(Position(block.line, 1))
     # Deeper lines may belong to a block scalar, such as a shell script.
     indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
@@ -348,20 +355,20 @@ class ReadPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> "ReadPlan":
-        """Wrap a plan that was created by a program and does not have positions."""
+        """Wrap a plan that was created by a program and has no positions."""
         return cls(plan, tree=plan.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def read_plan(text: str, *, name: str = "") -> ReadPlan:
-    """Parse a plan. Its format is detected automatically.
+    """Parse a plan. The format is detected automatically.
 
     Args:
-        text: text of the plan, at most `TEXT_BYTES`. JSON begins with `{`, and the DSL begins with a `plan` or `task`
-            header.
+        text: text of the plan, at most `TEXT_BYTES`. JSON begins with `{`, and the DSL begins with a
+            `plan` or `task` header.
         name: name of the file for use in messages.
 
     Raises:
-        PlanError: the plan is invalid. The error contains all problems, each with its line, column and a suggestion.
+        PlanError: the plan is invalid. The error lists all problems with line, column and suggestion.
     """
     read, problems = read_parts(text, name=name)
     errors = [problem for problem in problems if problem.is_error]
@@ -371,7 +378,7 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
 
 
 def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Return the readable part of a plan, or None, and all problems.
+    """Parse a plan and return its readable part, or None, and all problems.
 
     Fields with invalid values are dropped, so that the rest of the plan can be checked in the same pass.
     """
@@ -422,9 +429,10 @@ def _syntax(error: TextError) -> Problem:
 
 
 def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[Path]]:
-    """Return the plan without its invalid fields.
+    """Remove the invalid fields from a plan.
 
-    Also return the paths of these fields, relative to the innermost step or the plan.
+    Return the plan and the paths of the removed fields. The paths are relative to the innermost step or
+    the plan.
     """
     data, left_out = plain(tree), set[Path]()
     for _ in range(_ROUNDS):
@@ -438,7 +446,7 @@ def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[
 
 
 def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
-    """Remove a field from its innermost step or from the plan, and return the field's path."""
+    """Remove a field and return its path, relative to the innermost step or the plan."""
     # The innermost step: without the outer one, the problems of its other nested steps would be hidden.
     depth = max(
         (at + 2 for at, part in enumerate(loc[:-1]) if part == "steps" and isinstance(loc[at + 1], int)), default=0

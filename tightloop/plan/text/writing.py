@@ -39,7 +39,7 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
-    """YAML dumper that writes strings so that the core schema reads them as strings again."""
+    """YAML dumper that writes strings in a form that the core schema reads as strings."""
 
     # Equal values would otherwise become anchors and aliases.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
@@ -153,7 +153,7 @@ _COLOURS = {
 def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
     """Draw a plan as a Mermaid flowchart.
 
-    If there are more than `NODES_LIMIT` steps, a node says how many of them are shown.
+    If there are more than `NODES_LIMIT` steps, an extra node shows the number of drawn steps.
 
     Args:
         plan: the plan, including subplans and alternatives.
@@ -181,7 +181,7 @@ class _Drawing:
     used: set[StepStatus] = field(default_factory=set)
 
     def steps(self, steps: tuple[Step, ...], prefix: str, level: int) -> None:
-        """Draw the steps, then the edges between steps that have been drawn."""
+        """Draw the steps, followed by the edges between them."""
         names: dict[str, str] = {}
         for number, step in enumerate(steps):
             if self.drawn >= NODES_LIMIT:

@@ -24,7 +24,7 @@ UNDO = "undo-"
 def check_text(
     text: str, *, name: str = "", capabilities: frozenset[str] | None = None
 ) -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Parse and validate a text. Return the plan, and its problems ordered by position.
+    """Parse and validate a plan text. Return the plan and its problems, ordered by position.
 
     A plan with errors must not be run.
     """
@@ -35,7 +35,9 @@ def check_text(
 
 
 def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
-    """Return up to `PROBLEMS_LIMIT` problems, ordered by position. A plan without errors may be run.
+    """Validate a plan and return up to `PROBLEMS_LIMIT` problems, ordered by position.
+
+    A plan without errors may be run.
 
     Args:
         read: the plan, with the positions in its text.
@@ -89,7 +91,10 @@ def _check_scope(scope: Scope) -> None:
 
 
 def _index(scope: Scope) -> dict[str, int]:
-    """Return the position of each ID. Report duplicates, including conflicts with the instances of templates."""
+    """Return the position of each ID, and report duplicate IDs.
+
+    IDs that conflict with an instance of a template are reported too.
+    """
     index: dict[str, int] = {}
     for number, step in enumerate(scope.steps):
         if step.id in index:
@@ -203,7 +208,9 @@ def check_inputs(names: Collection[str], declared: Collection[str]) -> None:
 
 
 def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
-    """Reject a text that cannot be run as a plan with these inputs. A worker may reject other texts too.
+    """Check that a text can be run as a plan with these inputs.
+
+    A worker may still reject the plan.
 
     Raises:
         PlanError: the text is invalid. The error contains all problems with their positions.

@@ -44,7 +44,7 @@ They are only reported once the field can be read.
 
 
 def _explains(left_out: Path, code: str, path: Path) -> bool:
-    """Return whether a problem may just be a consequence of a field that could not be read."""
+    """Return True if an unreadable field may have caused the problem."""
     if path[: len(left_out)] == left_out or left_out[: len(path)] == path:
         return True
     if len(left_out) == 1:
@@ -63,7 +63,7 @@ class Report:
     suggested: int = 0
 
     def closest(self, name: str, candidates: Collection[str], *, but: str = "") -> str:
-        """Return a suggestion for a misspelled ID, which is never the step `but`.
+        """Suggest a correction for a misspelled ID. The step `but` is never suggested.
 
         After `SUGGESTIONS_LIMIT` suggestions, return "".
         """
@@ -107,7 +107,10 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Steps that can reference each other: those of a plan, a subplan, or a single alternative."""
+    """Steps that can reference each other.
+
+    A scope contains the steps of a plan, a subplan or a single alternative.
+    """
 
     plan: Plan
     """The outermost plan."""
@@ -166,7 +169,7 @@ class Edges:
 def check_edges(scope: Scope) -> Edges:
     """Validate the graph and return it for use by other rules.
 
-    Apart from the bit sets, the time is linear in steps and edges.
+    Apart from the bit sets, the time is linear in the number of steps and edges.
     """
     count = len(scope.steps)
     edges = Edges(scope, [[] for _ in range(count)], [[] for _ in range(count)])
@@ -190,7 +193,7 @@ def check_edges(scope: Scope) -> Edges:
 def named_step(scope: Scope, name: str) -> int | None:
     """Return the position of a step.
 
-    For an instance such as `look-2`, this is the position of its template `look-*`.
+    For an instance such as `look-2`, return the position of the template `look-*`.
     """
     if name in scope.index:
         return scope.index[name]
@@ -301,7 +304,7 @@ def _compensations(edges: Edges) -> None:
 
 
 def _alternates(edges: Edges) -> None:
-    """Reject alternates that wait for the step that has failed."""
+    """Report alternates that need the step that has failed."""
     scope = edges.scope
     failures = [edge for incoming in edges.into for edge in incoming if edge.kind == "failure"]
     needed = _before(edges, frozenset({"need"})) if failures else []
@@ -325,7 +328,10 @@ def _can_fail(step: Step) -> bool:
 
 
 def _reachable(edges: Edges) -> None:
-    """Report steps that can never start. Of a chain of such steps, only the first is reported."""
+    """Report steps that can never start.
+
+    In a chain of such steps, only the first step is reported.
+    """
     steps, scope = edges.scope.steps, edges.scope
     dead: set[int] = {index for index, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]
@@ -407,7 +413,7 @@ def _either(first: Conditions, other: Conditions) -> Conditions:
 def longest(edges: Edges) -> tuple[float, list[str]]:
     """Return the estimated duration of the critical path in seconds, and the IDs of its steps.
 
-    It is 0 if there is a cycle.
+    The duration is 0 if there is a cycle.
     """
     steps = edges.scope.steps
     ends: dict[int, float] = defaultdict(float)

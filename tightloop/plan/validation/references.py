@@ -96,7 +96,7 @@ class _Reader:
         self._before = (edges.before[index] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
-        """Validate a text. For texts without references that are not expressions, return early."""
+        """Validate a text that is an expression or contains references. Other texts are ignored."""
         # In `shell` such a word is the name of an environment variable, whose value is resolved.
         if path[-1] in _PROSE and path[0] != "shell":
             return
@@ -142,7 +142,7 @@ class _Reader:
         self._scope.report.within("expression", at, (text, error.column - 1), message, hint)
 
     def for_each(self) -> None:
-        """Validate the source of the items of a template."""
+        """Validate the source of a template's items."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
             message = (
@@ -274,7 +274,7 @@ STATUSES = range(100, 600)
 
 
 class Fault(NamedTuple):
-    """Invalid value in a step, and how to correct it."""
+    """Invalid value in a step, with a suggestion."""
 
     path: Path
     message: str
@@ -392,8 +392,8 @@ def _urls(http: HttpAction) -> Iterator[tuple[Path, str]]:
 def _advice(text: str) -> str:
     """Return a hint for a text that is not an expression.
 
-    It does not suggest a rewritten text. Out of 70 rewritten conditions, only 51 were right, and a wrong condition such
-    as `${outputs.error} == 'null'` is accepted but is never true.
+    The hint does not contain a rewritten text. Out of 70 rewritten conditions, only 51 were right, and a
+    wrong condition such as `${outputs.error} == 'null'` is accepted but is never true.
     """
     return _FILES_HINT if _FILES.search(text) else _PROSE_HINT
 
@@ -414,7 +414,7 @@ def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
-    """Validate the policy of a plan, and report what is wrong with it."""
+    """Validate the policy of a plan and report all problems."""
     for name, patterns in pattern_lists(policy):
         if excess := find_excess(patterns):
             report.error("patterns", ("policy", name), excess)

@@ -44,7 +44,7 @@ LONGEST_S = 1e9
 
 
 def check_step(scope: Scope, index: int) -> None:
-    """Validate a single step on its own."""
+    """Validate a single step, independently of other steps."""
     step = scope.steps[index]
     if step.id.removesuffix("*") in RESERVED_IDS:
         problem = f"'{step.id}' cannot be a step id: `${{{step.id}...}}` is reserved"
@@ -114,7 +114,7 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
-    """Yield the field, message and suggestion for each part of an action that is missing or not allowed."""
+    """Yield the field, message and suggestion for each missing or forbidden part of an action."""
     yield from _text_faults(step)
     if step.edit and bool(step.edit.files) == bool(step.edit.diff.strip()):
         yield ("edit",), f"'{step.id}' must have either `files` or `diff`", ""
@@ -342,7 +342,10 @@ def check_commands(scope: Scope, index: int) -> None:
 
 
 def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
-    """Yield the commands with their paths, and whether their references are resolved for use in a shell."""
+    """Yield the commands of a step with their paths.
+
+    The flag is True if references in the command are resolved for use in a shell.
+    """
     if step.shell:
         yield ("shell", "run"), step.shell.run, True
     for number, check in enumerate(step.gate.checks if step.gate else ()):
@@ -358,9 +361,10 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _git_word(script: str) -> str:
-    """Return the first git subcommand in a script that changes the tree's own repository, or "" if there is none.
+    """Return the first git subcommand in a script that changes the tree's own repository, or "".
 
-    The result is also "" if the script changes its folder, because git may then write to another repository.
+    The result is also "" if the script changes its folder, because git may then write to another
+    repository.
     """
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
@@ -370,7 +374,7 @@ def _git_word(script: str) -> str:
 
 
 def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
-    """Return a text as it was parsed. For a block scalar, the result knows the position of each line."""
+    """Return the parsed form of a text. A block scalar keeps the position of each line."""
     node: Any = scope.report.read.tree
     for part in scope.at(index, *path):
         try:
@@ -426,7 +430,9 @@ Load = Callable[[str], str | None]
 
 
 def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Problem, ...]:
-    """Return an error for each step whose plan file includes itself, either directly or through other files.
+    """Return an error for each step whose plan file includes itself.
+
+    The file may include itself directly or through other files.
 
     Args:
         read: the plan to check.
@@ -449,9 +455,10 @@ def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Proble
 
 
 def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
-    """Return a problem for each subplan file, working directory and folder in `policy.write` that does not exist.
+    """Return a problem for each file or folder that does not exist.
 
-    If no earlier step could create it, the problem is an error.
+    Subplan files, working directories and folders in `policy.write` are checked. A missing path is an
+    error if no earlier step could create it.
     """
     problems = []
     for path, target, what, is_first in _places(read):
@@ -498,7 +505,10 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
 
 
 def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
-    """Yield the field, its path, its owner, and whether no earlier step could create it."""
+    """Yield the field, path and owner of each file or folder that the plan uses.
+
+    The flag is True if no earlier step could create the path.
+    """
     for number, pattern in enumerate(read.plan.policy.write):
         folder = pattern.removeprefix("./").partition("*")[0].rpartition("/")[0]
         if folder:

@@ -19,7 +19,10 @@ def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
 
 
 def tests_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for removed tests whose subject still exists, skipped tests, and weakened assertions."""
+    """Yield findings for removed tests, skipped tests and weakened assertions.
+
+    A test may be removed together with the code that it tests.
+    """
     if not TEST.search(view.file.path) or PATTERNS["test_data"].search(view.file.path):
         return
     requested = view.change.requested
@@ -61,7 +64,7 @@ def tests_kept(view: FileView) -> Iterator[Finding]:
 
 
 def _gone_sources(reading: ScanContext) -> frozenset[str]:
-    """Return the names that the change removes from the tested code, in lower case."""
+    """Return the names, in lower case, that the change removes from the tested code."""
     sources = [file for file in reading.change.files if not TEST.search(file.path)]
     removed_names = {
         name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.removed)
@@ -77,7 +80,7 @@ def _tests_now(reading: ScanContext) -> frozenset[str]:
 
 
 def _bodies(lines: Lines) -> dict[str, str]:
-    """Return the lines of each removed test, from its name up to the name of the next test."""
+    """Return the removed lines of each test, by test name."""
     lines_by_test: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
@@ -116,12 +119,12 @@ def _asserting(view: FileView, lines: Lines) -> Iterator[Line]:
 
 
 def _kind(tool: str) -> bool:
-    """Return whether a tool runs tests. Tools of the same kind may replace each other."""
+    """Return whether a tool runs tests. A tool may be replaced with another tool of the same kind."""
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 
 def ci_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for weakened or removed CI steps and git hooks, and for changes to them that nobody requested."""
+    """Yield findings for CI steps and git hooks that were weakened, removed or changed without a request."""
     path = view.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return
@@ -155,7 +158,7 @@ def ci_kept(view: FileView) -> Iterator[Finding]:
 
 
 def _is_named(view: FileView) -> bool:
-    """Return whether the goal names everything that was added to or removed from a file's lines, such as a version."""
+    """Return whether the goal mentions every word that changed in a file, such as a version."""
     before, after = (
         Counter(re.findall(r"\w+(?:\.\w+)*", lines.whole)) for lines in (view.file.removed, view.file.added)
     )
@@ -164,7 +167,7 @@ def _is_named(view: FileView) -> bool:
 
 
 def configs_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for loosened thresholds and for switches that disable checks."""
+    """Yield findings for relaxed thresholds and disabled checks."""
     path, threshold = view.file.path, PATTERNS["threshold"]
     # A new file cannot loosen what was checked before.
     if view.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
@@ -186,7 +189,7 @@ def configs_kept(view: FileView) -> Iterator[Finding]:
 
 
 def suppressions(files: list[FileView], rubric: Rubric) -> Iterator[Finding]:
-    """Yield findings for excessive suppression comments, and for files that are silenced entirely."""
+    """Yield findings for too many suppression comments, and for files that are suppressed entirely."""
     added: list[tuple[FileView, Line]] = []
     looked_at = [view for view in files if not (GENERATED.search(view.file.path) or EXAMPLE.search(view.file.path))]
     for view in looked_at:

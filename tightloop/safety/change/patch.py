@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 class Lines(Sequence[Line]):
-    """One side of a file's patch. The lines are numbered and searched only when a rule first accesses them."""
+    """Lines on one side of a file's patch. Line numbers and search results are computed lazily."""
 
     def __init__(
         self, texts: Sequence[str] = (), numbers: Callable[[], Sequence[int]] = tuple, *, lines: int | None = None
@@ -50,17 +50,17 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def folded(self) -> str:
-        """All lines as one text in lower case, with the same length."""
+        """All lines as one text in lower case. The length does not change."""
         return fold(self.whole)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Offset of each line in the whole text."""
+        """Offset of each line in the joined text."""
         return list(accumulate((len(text) + 1 for text in self.texts[:-1]), initial=0))
 
     @cached_property
     def by_number(self) -> dict[int, str]:
-        """The lines by number. If two lines have the same number, the first one is used."""
+        """Lines by number. If a number occurs twice, the first line is used."""
         return dict(zip(reversed(self.numbers), reversed(self.texts), strict=True))
 
     def __len__(self) -> int:
@@ -82,9 +82,10 @@ class Lines(Sequence[Line]):
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
     def find_lines(self, terms: Iterable[str]) -> Iterator[int]:
-        """Yield the positions of the lines that contain one of the words, word by word, ignoring case.
+        """Yield the positions of the lines that contain any of the words, ignoring case.
 
-        The words must be in lower case. A line that contains two of the words is yielded twice.
+        The words must be in lower case. The results are grouped by word, so the same line may occur more than
+        once.
         """
         for term in terms:
             at = self.folded.find(term)
@@ -98,7 +99,7 @@ NOTHING = Lines()
 
 
 def fold(text: str) -> str:
-    """Return the text in lower case, with the same length."""
+    """Convert a text to lower case without changing its length."""
     return text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
 
 
@@ -131,7 +132,7 @@ class FilePatch(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Parts of a change that its patch does not contain."""
+    """Parts of a change that are missing from its patch."""
 
     paths: tuple[str, ...] = ()
     """Text files that the rules would have read."""
@@ -145,7 +146,7 @@ class Unread(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The work of an iteration, as the rules see it."""
+    """Changes made by an iteration, in the form that the rules read."""
 
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
@@ -161,7 +162,7 @@ class Change(NamedTuple):
 
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
-    """Parse a unified git diff. If the diff is truncated, the result only contains the files up to that point."""
+    """Parse a unified git diff. If the diff is truncated, return only the files before the cut."""
     return tuple(map(_file, _sections(patch)))
 
 
@@ -171,9 +172,12 @@ def _sections(patch: str) -> list[str]:
 
 
 def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
-    """Return the part of a patch that changes the given files, for a question. Without `paths`, return the whole patch.
+    """Return the part of a patch that a question shows.
 
-    `command` is the shell command that prints the complete diff.
+    Args:
+        patch: the complete patch.
+        paths: files to show. If empty, all files are shown.
+        command: shell command that prints the complete diff.
     """
     wanted = frozenset(paths)
     pages = [(_file(text), text) for text in _sections(patch)]
@@ -191,9 +195,10 @@ def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
 
 
 def limit_patch(patch: str, characters: int) -> tuple[str, int]:
-    """Return as much of a patch as fits, without binary content, and the number of files that are incomplete.
+    """Shorten a patch. Also return the number of incomplete files.
 
-    The smallest files come first: a large generated file must not displace the others.
+    Binary content is removed. The smallest files come first, so that a large generated file does not
+    displace the others.
     """
     sections = sorted((text.partition("GIT binary patch\n")[0] for text in _sections(patch)), key=len)
     shown, left, incomplete = list[str](), characters, 0
@@ -208,9 +213,10 @@ def limit_patch(patch: str, characters: int) -> tuple[str, int]:
 
 
 def find_quoted_line(files: Iterable[FilePatch], path: str, quote: str) -> tuple[str, str] | None:
-    """Return the file and the added or removed line that a quotation repeats. The line is given as `path:number: text`.
+    """Find the added or removed line that matches a quotation.
 
-    White space may differ, and the line's sign in the patch may be part of the quotation.
+    Return the file and the line, formatted as `path:number: text`. White space may differ, and the
+    quotation may start with the line's `+` or `-`.
     """
     plain = " ".join(quote.split())
     wanted = {plain, plain[1:].strip()} if plain.startswith(("+", "-")) else {plain}
@@ -227,7 +233,7 @@ def find_quoted_line(files: Iterable[FilePatch], path: str, quote: str) -> tuple
 
 
 def _readable(section: str) -> list[str]:
-    """Return a file's part of a patch without ids and binary content."""
+    """Return the lines of a file's patch without IDs and binary content."""
     head, binary, _ = section.partition("GIT binary patch\n")
     lines = [line for line in head.splitlines() if not line.startswith(("index ", "similarity index "))]
     # The first line only repeats the paths of `---` and `+++`.
@@ -302,7 +308,8 @@ def _numbers(hunk: _Hunk, sign: str) -> Iterator[int]:
 def _pieces(text: str) -> Iterator[str]:
     """Split a line that is too long into overlapping pieces.
 
-    Every piece after the first starts with the mark of `clip`, which lets the scrubber recognise the rest of a key.
+    Every piece after the first starts with the mark of `clip`. The mark lets the scrubber recognise the
+    rest of a key.
     """
     end = min(LINE_CHARACTERS, len(text))
     yield text[:end]

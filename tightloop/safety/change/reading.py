@@ -26,7 +26,7 @@ They may be deleted, but they are executed and imported like any other file.
 
 
 def is_data(path: str) -> bool:
-    """Return whether a generated file contains only data, so that code rules do not have to read it."""
+    """Return whether a generated file contains only data. Code rules skip such files."""
     return bool(GENERATED.search(path) and PATTERNS["generated_data"].search(path))
 
 
@@ -43,16 +43,16 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """The time for reading has run out. It is caught by the reader of the change."""
+    """Raised when the time for reading has run out. Caught by the reader of the change."""
 
 
 class Deadline:
-    """Time limit for reading. The default is unlimited."""
+    """Time limit for reading. Unlimited by default."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
         """Start measuring the time.
 
-        The clock measures CPU time in seconds, so that a busy machine reads just as much as an idle one.
+        The clock measures CPU time in seconds, so that a busy machine reads as much as an idle one.
         """
         self._clock = clock
         self._begun = clock()
@@ -60,7 +60,10 @@ class Deadline:
         self._share = 1.0
 
     def allow(self, share: float) -> None:
-        """Set the share of the time limit, from 0 to 1, that may be used before `check_time` raises an error."""
+        """Allow the given share of the time limit to be used, from 0 to 1.
+
+        After that, `check_time` raises an error.
+        """
         self._share = share
 
     @property
@@ -68,16 +71,16 @@ class Deadline:
         return self._clock() - self._begun > self._bound_s * self._share
 
     def check_time(self) -> None:
-        """Check whether there is time left.
+        """Raise an error if there is no time left.
 
         Raises:
-            OutOfTimeError: there is no time left.
+            OutOfTimeError: the time limit has been reached.
         """
         if self.is_over:
             raise OutOfTimeError
 
     def find_lines(self, lines: Lines, terms: tuple[str, ...]) -> list[int]:
-        """Return the positions of the lines that contain one of the words, in order.
+        """Return the positions of the lines that contain any of the words, in order.
 
         Raises the same errors as `check_time`.
         """
@@ -89,7 +92,7 @@ class Deadline:
         return sorted(places)
 
     def iterate_lines(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
-        """Yield the lines at these positions. Raises the same errors as `check_time`."""
+        """Yield the lines at the given positions. Raises the same errors as `check_time`."""
         for count, at in enumerate(places):
             if count % LINES_PER_CHECK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
                 self.check_time()
@@ -97,14 +100,14 @@ class Deadline:
 
 
 class MarkedLine(NamedTuple):
-    """Line with the kinds of secrets or personal data that the scrubber found in it."""
+    """Line in which the scrubber found secrets or personal data."""
 
     position: int
     kinds: frozenset[str]
 
 
 class ScanContext:
-    """Change to review, with cached data that is derived from it."""
+    """Change under review, with a cache for derived data."""
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         self.change = change
@@ -112,14 +115,14 @@ class ScanContext:
         self._cache: dict[Hashable, Any] = {}
 
     def compute_once(self, make: Callable[["ScanContext"], T]) -> T:
-        """Return the result of a function of the change, computing it only once."""
+        """Return the result of a function of the change. The result is cached."""
         if make not in self._cache:
             self._cache[make] = make(self)
         result: T = self._cache[make]
         return result
 
     def find_present_terms(self, terms: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words that occur anywhere in the added lines."""
+        """Return the words that occur in any added line."""
         if terms not in self._cache:
             # Most words of most rules occur nowhere in a change, so they are not searched in each file.
             text = self.compute_once(_join_added_lines)
@@ -136,7 +139,7 @@ class ScanContext:
 
 
 def _find_removed_lines(reading: ScanContext) -> frozenset[str]:
-    """Return the lines that the change removes in any file. A moved line is not new."""
+    """Return all lines that the change removes. A moved line does not count as new."""
     return frozenset(text for file in reading.change.files for text in file.removed.stripped)
 
 
@@ -157,20 +160,26 @@ class FileView(NamedTuple):
         return self.reading.change
 
     def find_lines(self, terms: tuple[str, ...]) -> Iterator[Line]:
-        """Yield the new lines that contain one of the words, which must be in lower case, while there is time left."""
+        """Yield the new lines that contain any of the words.
+
+        The words must be in lower case. Raises the same errors as `Deadline.check_time`.
+        """
         return self.search_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def search_lines(self, lines: Lines, terms: tuple[str, ...]) -> Iterator[Line]:
-        """Yield the given lines that contain one of the words, while there is time left."""
+        """Yield the given lines that contain any of the words.
+
+        Raises the same errors as `Deadline.check_time`.
+        """
         watch = self.reading.deadline
         return watch.iterate_lines(lines, watch.find_lines(lines, terms)) if terms and lines else iter(())
 
     def find_positions(self, terms: tuple[str, ...]) -> list[int]:
-        """Return the positions of the new lines that contain one of the words."""
+        """Return the positions of the new lines that contain any of the words."""
         return self.reading.deadline.find_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def all_fresh(self) -> Iterator[Line]:
-        """Yield all new lines, while there is time left."""
+        """Yield all new lines. Raises the same errors as `Deadline.check_time`."""
         return self.reading.deadline.iterate_lines(self.new_lines, range(len(self.new_lines)))
 
     def make_finding(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
@@ -190,9 +199,10 @@ def make_file_finding(file: FilePatch, rule: Violation, line: Line | None, evide
 def find_matched_lines(
     views: Sequence[FileView | None], watch: Deadline
 ) -> tuple[dict[int, list[MarkedLine]], list[int]]:
-    """Return the lines with scrubber matches by file index, and the indexes of the files that were not read.
+    """Find the lines that the scrubber matches.
 
-    All files are scrubbed as one text, in parts, because a scrubber call costs more than a small file.
+    Return the matched lines by file index, and the indexes of the files that were not read. The files are
+    joined before scrubbing, because a scrubber call costs more than a small file.
     """
     files = [(at, view.new_lines) for at, view in enumerate(views) if view is not None and view.new_lines]
     begins = list(accumulate((len(new_lines.whole) + len(BETWEEN_FILES) for _, new_lines in files[:-1]), initial=0))
@@ -225,7 +235,7 @@ def _parts(whole: str) -> Iterator[tuple[int, int]]:
 
 
 def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the file number and line position of each line that is covered by a range of the joined text."""
+    """Yield the file number and the line position of each line in a range of the joined text."""
     number = bisect_right(begins, start) - 1
     while number < len(files) and begins[number] < end:
         starts = files[number][1].starts
@@ -260,14 +270,14 @@ def scripts(view: FileView) -> Iterator[Finding]:
 
 
 def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
-    """Join the findings in generated and vendored files into one finding, which a person can answer all at once.
+    """Combine the findings in generated and vendored files into one finding.
 
-    Libraries do many things that the model's own code must not do. Being in a vendored folder neither allows nor
-    forbids this code.
+    Libraries do many things that the model's own code must not do. A person can then allow or reject the
+    whole library at once.
 
     Args:
-        findings: the findings in a whole change.
-        rules: the rules whose findings are joined. The default is all rules.
+        findings: all findings in the change.
+        rules: the rules whose findings are combined. The default is all rules.
     """
     handwritten: list[Finding] = []
     joined: list[Finding] = []

@@ -33,7 +33,7 @@ from tightloop.value.toml import read_toml
 
 
 class Dependency(NamedTuple):
-    """A package named in a manifest."""
+    """Package named in a manifest."""
 
     ecosystem: str
     name: str
@@ -45,7 +45,7 @@ _LICENCES: dict[str, dict[str, str]] = _DATA["licences"]
 
 
 def ecosystem_of(path: str) -> str:
-    """Return a manifest's package ecosystem, or "" for any other file."""
+    """Return the package ecosystem of a manifest, or "" for any other file."""
     name = path.rpartition("/")[2]
     if re.search(r"(?:^|/)(?:(?:requirements|constraints)[\w.-]*|requirements/[\w./-]+)\.(?:txt|in)$", path):
         return "pypi"
@@ -62,7 +62,7 @@ def find_packages(ecosystem: str, line: str) -> Iterator[Dependency]:
 
 
 def licence_of(dependency: Dependency) -> str:
-    """Return a package's licence if it is strong copyleft or non-free, or "" if no such licence is known."""
+    """Return a package's strong copyleft or non-free licence, or "" if none is known."""
     table = _LICENCES[dependency.ecosystem]
     if dependency.ecosystem == "npm" and dependency.name.startswith("@ckeditor/"):
         return "GPL-2.0"
@@ -73,7 +73,7 @@ def licence_of(dependency: Dependency) -> str:
 
 
 def licence_mark(line: str) -> str:
-    """Return the licence that a line declares for its file if it is strong copyleft or non-free."""
+    """Return the strong copyleft or non-free licence that a line declares for its file."""
     match = PATTERNS["licence_mark"].search(line)
     return (match["id"] or match["text"]) if match else ""
 
@@ -89,13 +89,13 @@ _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
 def secret_files(view: FileView) -> Iterator[Finding]:
-    """Yield a finding for a new file whose name is typical of key files."""
+    """Yield a finding if a new file is named like a key file."""
     if view.file.new and PATTERNS["secret_file_name"].search(view.file.path) and not TEST.search(view.file.path):
         yield view.make_finding("secret_file_added", None)
 
 
 def may_be_private(view: FileView) -> bool:
-    """Return whether the file is searched for secrets and personal data."""
+    """Return whether to search the file for secrets and personal data."""
     return not GENERATED.search(view.file.path)
 
 
@@ -120,7 +120,7 @@ def secrets(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
 
 
 def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
-    """Yield findings for personal numbers in lines with scrubber matches, and for large numbers of addresses."""
+    """Yield findings for personal numbers and for large collections of addresses."""
     kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
     try:
@@ -137,7 +137,7 @@ def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
 
 
 def _numbers_of_persons(view: FileView, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
-    """Yield findings for personal numbers, and collect addresses and phone numbers in `people`."""
+    """Yield findings for personal numbers. Add addresses and phone numbers to `people`."""
     places = sorted({*kinds, *view.find_positions(("@",))})
     for position, line in zip(places, view.reading.deadline.iterate_lines(view.new_lines, places), strict=False):
         if not PATTERNS["may_be_personal"].search(line.text):
@@ -177,7 +177,10 @@ DENIED_SHARE = 0.8
 
 
 def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline | None = None) -> tuple[Finding, ...]:
-    """Return the findings in a change, up to a limit. If the change was not read completely, that is a finding too."""
+    """Review a change and return its findings, up to a limit.
+
+    If the change was not read completely, the result includes a finding about this.
+    """
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
         pages = _FileReview(change, watch or Deadline())
@@ -188,7 +191,10 @@ def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline 
 
 
 class _FileReview:
-    """Files of a change, read smallest first, so that a file designed to be slow only prevents its own review."""
+    """Review of all files in a change.
+
+    The smallest files are read first, so that a file designed to be slow only prevents its own review.
+    """
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         reading = ScanContext(change, watch)
@@ -201,7 +207,7 @@ class _FileReview:
         """Files that were not read completely, by path."""
 
     def read(self, rubric: Rubric) -> list[Finding]:
-        """Apply the rules to the lines of all files, and return the findings in file order."""
+        """Apply the rules to the lines of all files. Return the findings in file order."""
         self._deadline.allow(SCRUBBING_SHARE)
         marks, unmarked = find_matched_lines(
             [view if may_be_private(view) else None for view in self._seen], self._deadline
@@ -239,7 +245,7 @@ class _FileReview:
 
 
 def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]:
-    """Yield a finding for the parts of a change that could not be read."""
+    """Yield a finding if parts of the change could not be read."""
     missing = change.unread
     if not unread and not missing.files:
         return
@@ -265,7 +271,7 @@ def _lines_of(file: FilePatch) -> int:
 def still_stands(finding: Finding, change: Change) -> bool:
     """Return whether the cause of an earlier refusal still exists.
 
-    The cause is the finding's line, or its file if the finding has no line.
+    The cause is the line of the finding, or the file if the finding has no line.
     """
     if finding.rule == "change_not_read" and finding.where in change.unread.paths:
         return False  # What it is now has a finding of its own.

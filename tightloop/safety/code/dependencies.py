@@ -30,7 +30,7 @@ _SETUP = ("install_requires", "setup_requires", "tests_require", "extras_require
 
 
 class Requirement(NamedTuple):
-    """A package named in a manifest."""
+    """Package named in a manifest."""
 
     name: str
     """Normalised name. Empty for an index or a bare URL."""
@@ -42,13 +42,13 @@ class Requirement(NamedTuple):
 
 
 def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a file is a manifest, which declares packages."""
+    """Return whether a file is a manifest that declares packages."""
     name = path.rpartition("/")[2]
     return name in manifests or name in ("setup.py", "setup.cfg") or _is_list(path)
 
 
 def own_name(path: str, text: str) -> str:
-    """Return the name of the distribution described by a pyproject.toml, or ""."""
+    """Return the distribution name in a pyproject.toml file, or ""."""
     if path.rpartition("/")[2] != "pyproject.toml":
         return ""
     try:
@@ -59,7 +59,7 @@ def own_name(path: str, text: str) -> str:
 
 
 def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]) -> tuple[Requirement, ...]:
-    """Return the packages declared in a manifest. The result is empty if the manifest cannot be parsed."""
+    """Return the packages declared in a manifest. Empty if the manifest cannot be parsed."""
     name = path.rpartition("/")[2]
     try:
         requirements = tuple(_read(name, path, text, manifests.get(name, ())))
@@ -136,7 +136,7 @@ def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
 
 
 def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path, in which `*` matches any key."""
+    """Yield the values at a key path. `*` matches any key."""
     if not keys:
         yield content
     elif isinstance(content, dict):
@@ -170,8 +170,8 @@ def looks_like(name: str, known_names: Iterable[str]) -> str:
     """Return the known name that a name may imitate, or "".
 
     Args:
-        name: the name, normalised in the way package indexes do.
-        known_names: normalised names. A member of this set does not imitate any name.
+        name: the name, normalised as in package indexes.
+        known_names: normalised names. A name in this set does not imitate any other name.
     """
     names = sorted(known_names)
     if name in names:
@@ -190,10 +190,10 @@ def _bare(name: str) -> str:
 
 
 def distance(name: str, other: str, limit: int) -> int:
-    """Return the number of typos between two names, or a number above `limit`.
+    """Return the number of typos between two names.
 
-    A typo is an inserted, deleted, replaced or transposed letter (Damerau-Levenshtein distance, optimal string
-    alignment).
+    If there are more than `limit` typos, return any number above `limit`. A typo is an inserted, deleted,
+    replaced or transposed letter (Damerau-Levenshtein distance, optimal string alignment).
     """
     if abs(len(name) - len(other)) > limit:
         return limit + 1
@@ -228,7 +228,7 @@ class Imported(NamedTuple):
 
 
 def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> tuple[Finding, ...]:
-    """Return findings for added packages that are allowed neither by the project nor by the rules."""
+    """Return findings for added packages that neither the project nor the rules allow."""
     if not rules.enabled:
         return ()
     review = _Review(files, facts, rules)
@@ -237,7 +237,7 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
 
 
 def own_modules(paths: Sequence[str]) -> frozenset[str]:
-    """Return the names under which the Python files at these paths, and their folders, can be imported."""
+    """Return the names under which these Python files and their folders can be imported."""
     parts = (
         path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
     )
@@ -245,7 +245,7 @@ def own_modules(paths: Sequence[str]) -> frozenset[str]:
 
 
 def imports_in(tree: ast.AST) -> Iterator[Imported]:
-    """Yield the modules imported by a syntax tree, except for relative imports."""
+    """Yield the modules that a syntax tree imports. Relative imports are skipped."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, optional = waiting.pop()
@@ -282,7 +282,7 @@ def _misses_silently(node: ast.Try) -> bool:
 
 
 class _Review:
-    """Reviews the dependencies that one change adds."""
+    """Reviews the dependencies that a change adds."""
 
     def __init__(self, files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> None:
         self._files = files
@@ -359,7 +359,10 @@ class _Review:
             )
 
     def _report(self, rule: str, file: CodeFile, line: int, text: str, *, known_by: str) -> Iterator[Finding]:
-        """Yield a finding. Its fingerprint is the same for every file that names the package."""
+        """Yield a finding if the rule is enabled.
+
+        All findings about the same package have the same fingerprint.
+        """
         if self._rules.is_on(rule):
             where = f"{file.path}:{line}" if line else file.path
             finding = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
@@ -376,10 +379,12 @@ _WORDS = frozenset({"asyncio.create_subprocess_exec", "os.execlp", "os.execl", "
 
 
 def review_scripts(files: Sequence[CodeFile], watch: Deadline | None = None) -> tuple[Finding, ...]:
-    """Return the command findings in new lines of scripts and of code that runs programs.
+    """Return findings for commands in scripts and in code that runs programs.
+
+    Only new lines are reviewed.
 
     Raises:
-        OutOfTimeError: the time limit of the watch has been reached.
+        OutOfTimeError: the time limit has been reached.
     """
     change = Change(files=tuple(map(_patch_of, files)))
     reading = ScanContext(change, watch or Deadline())
@@ -398,7 +403,10 @@ def _lines(text: str) -> Lines:
 
 
 def commands_in(placed: ScopedNode, module: Module) -> Iterator[Use]:
-    """Yield the violations in constant commands that a call runs, even if they span several lines."""
+    """Yield the violations in constant commands that a call runs.
+
+    A command may span several lines.
+    """
     node = placed.node
     if not isinstance(node, ast.Call) or not node.args:
         return
@@ -438,7 +446,7 @@ def review_code(
 ) -> tuple[Finding, ...]:
     """Return the new findings in the syntax trees of a change, in file order.
 
-    A use that was moved to another line, or to another file of the change, is not new.
+    A use is not new if it was moved to another line or to another file of the change.
 
     Args:
         files: all changed files. Files without applicable rules are skipped.
@@ -447,7 +455,7 @@ def review_code(
         watch: time limit.
 
     Raises:
-        OutOfTimeError: the time limit of the watch has been reached.
+        OutOfTimeError: the time limit has been reached.
     """
     if not rules.enabled:
         return ()
@@ -459,7 +467,7 @@ def review_code(
 
 
 class _FileReview:
-    """Review of one file: its violations before and after the change."""
+    """Review of one file, with its violations before and after the change."""
 
     def __init__(self, file: CodeFile, patterns: Patterns, watch: Deadline) -> None:
         self._file = file
@@ -475,7 +483,7 @@ class _FileReview:
     def findings(self, removed_uses: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
         """Yield a finding for each new use.
 
-        Uses in `removed_uses` may have been moved here from elsewhere in the change.
+        A use in `removed_uses` is not new, because it may have been moved here from another file.
         """
         yield from self._unread
         previous_uses = self._before.copy()
@@ -547,7 +555,7 @@ class _FileReview:
 def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
     """Yield the uses in line order, without duplicates.
 
-    If there are several at one location, only the strictest one for each layer is yielded.
+    For each location, only the strictest use per layer is yielded.
     """
     by_place: dict[tuple[int, int, Layer, str], Use] = {}
     for use in uses:

@@ -15,7 +15,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Binding(NamedTuple):
-    """One binding of a name in a scope."""
+    """Binding of a name in a scope."""
 
     line: int
     path: str = ""
@@ -27,7 +27,7 @@ class Binding(NamedTuple):
 
 
 class Scope:
-    """A module, class or function with the names that it binds."""
+    """Module, class or function, with the names that it binds."""
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
         self.node = node
@@ -46,12 +46,12 @@ class Scope:
 
     @property
     def is_function(self) -> bool:
-        """True if the scope is a function, whose local names never fall back to built-ins."""
+        """True if the scope is a function. Local names never fall back to built-ins."""
         return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
     @property
     def is_class(self) -> bool:
-        """True if the scope is a class, whose names are not visible in its functions."""
+        """True if the scope is a class. Its names are not visible in nested functions."""
         return isinstance(self.node, ast.ClassDef)
 
 
@@ -137,7 +137,7 @@ GROWTH_LIMIT = 1_000_000
 
 
 class UnknownValueError(Exception):
-    """The value cannot be known before the code runs. The error is caught by `fold`."""
+    """Raised if a value is unknown until the code runs. Caught by `fold`."""
 
 
 _METHODS: Mapping[type, frozenset[str]] = {
@@ -184,22 +184,26 @@ MAPPED = frozenset({"builtins.map"})
 
 
 class ConstantFolder:
-    """Evaluates constant expressions. Names are resolved by callbacks."""
+    """Evaluates constant expressions. Callbacks resolve the names."""
 
     def __init__(
         self, paths: Callable[[ast.expr], frozenset[str]], value_of: Callable[[ast.Name], ast.expr | None]
     ) -> None:
-        """Set the callbacks with which names are resolved.
+        """Store the callbacks that resolve names.
 
-        The first returns the possible full names of an expression, and the second returns the only assignment to a
-        name.
+        Args:
+            paths: returns the possible full names of an expression.
+            value_of: returns the value of a name that is assigned only once.
         """
         self._paths = paths
         self._value_of = value_of
         self._assigned: dict[int, Any] = {}
 
     def fold(self, node: ast.expr) -> Any:
-        """Return an expression's value (a string, bytes, a number or a list), or None if it is unknown."""
+        """Return the value of an expression, or None if it is unknown.
+
+        The value is a string, bytes, a number or a list.
+        """
         try:
             return self._value(node, {}, 0)
         except (UnknownValueError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -289,7 +293,7 @@ class ConstantFolder:
 
 
 def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
-    """Return whether a method could create a huge value from small ones."""
+    """Return whether a method call could create a huge value from small ones."""
     if method == "format" and isinstance(value, str):
         # A width such as `{:>999999}` makes a string of any size.
         return ":" in value
@@ -323,7 +327,7 @@ _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctyp
 
 
 class ScopedNode(NamedTuple):
-    """Node of a syntax tree, with its name scope and its parents."""
+    """Node of a syntax tree, with its scope and its parents."""
 
     node: ast.AST
     scope: Scope
@@ -347,9 +351,9 @@ class Module:
         return self._scopes.get(id(node), self._top)
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
-        """Return the full names that an expression may have, such as `os.system`.
+        """Return the possible full names of an expression, such as `os.system`.
 
-        The result is empty if they are unknown.
+        The result is empty if the names are unknown.
         """
         # Nodes made by `_item` are temporary: another node may get the same id later.
         if id(node) not in self._scopes:
@@ -385,9 +389,9 @@ class Module:
         return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
-        """Return whether an expression may be a class of the project.
+        """Return whether an expression may refer to a class of the project.
 
-        Such a class is an unresolved name that is not a built-in.
+        This is assumed for unresolved names that are not built-ins.
         """
         if isinstance(node, ast.Attribute):
             return not node.attr.startswith("__") and self.is_plain_class(node.value)
@@ -435,9 +439,9 @@ class Module:
         return frozenset(paths)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
-        """Return the possible full names of the result of a lookup call.
+        """Return the full names that the result of a lookup call may have.
 
-        Lookup calls are calls of functions such as `getattr` and `import_module`.
+        Lookup calls are calls to functions such as `getattr` and `import_module`.
         """
         functions = self.paths(node.func, depth)
         folded = [self.fold(argument) for argument in node.args[:2]]
@@ -475,7 +479,7 @@ class Module:
 
 
 def is_module_table(path: str) -> bool:
-    """Return whether a full name refers to `sys.modules`, even through another module that imported `sys`."""
+    """Return whether a full name refers to `sys.modules`, possibly through another module."""
     return path == "sys.modules" or path.endswith((".sys.modules", "._sys.modules"))
 
 
@@ -536,7 +540,7 @@ def is_python(path: str, text: str) -> bool:
 
 
 def parse_tree(text: str) -> ast.Module | Unread:
-    """Return a text's syntax tree, or the reason why it cannot be parsed."""
+    """Return the syntax tree of a text, or the reason why the text cannot be parsed."""
     if len(text) > CODE_CHARACTERS:
         return Unread(f"longer than {CODE_CHARACTERS} characters")
     try:

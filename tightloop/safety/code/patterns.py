@@ -19,7 +19,7 @@ _OWN = (".", "__package__", "__name__")
 
 
 class Use(NamedTuple):
-    """Use of something that violates a rule, at a location in the code."""
+    """Code that violates a rule, with its location."""
 
     violation: Violation
     layer: Layer
@@ -47,12 +47,12 @@ class _Rule(NamedTuple):
 
 
 class Patterns:
-    """Patterns of the code rules, compiled for matching."""
+    """Compiled patterns of the code rules."""
 
     def __init__(self, rules: CodeRules, own_modules: frozenset[str] = frozenset()) -> None:
         """Compile all rules except those with the verdict `allow`.
 
-        `own_modules` are the modules of the project that can be imported.
+        `own_modules` are the importable modules of the project.
         """
         self.rules = rules
         # A custom rule for a module of the project is intentional.
@@ -74,13 +74,13 @@ class Patterns:
         self._paths = [entry for entry in on if entry.rule.paths]
 
     def in_path(self, path: str) -> Iterator[Use]:
-        """Yield the violations that follow from a file's path."""
+        """Yield the violations caused by a file's path."""
         for entry in self._paths:
             if fits(entry.rule.paths, path):
                 yield Use(entry.violation, entry.rule.layer, (0, 0), path, path)
 
     def in_source(self, text: str) -> Iterator[Use]:
-        """Yield the violations that can be found in a file's text without parsing it."""
+        """Yield the violations in a file's text that can be found without parsing."""
         for entry, pattern in self._source:
             if match := pattern.search(text):
                 line = text.count("\n", 0, match.end()) + 1
@@ -185,7 +185,7 @@ class Patterns:
             yield from self._computing(functions, placed)
 
     def _is_computed(self, node: ast.Call, functions: frozenset[str], texts: list[object], module: Module) -> bool:
-        """Return whether a call looks up a name that does not appear in the code."""
+        """Return whether a call looks up a name that is computed at run time."""
         if {"builtins.getattr", "builtins.setattr"} & functions:
             owners = module.paths(node.args[0]) if node.args else frozenset[str]()
             return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
@@ -193,7 +193,7 @@ class Patterns:
         return is_import and bool(node.args) and texts[0] is None and not _begins_with_own(node.args[0])
 
     def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
-        """Yield the functions that a logging configuration calls by name."""
+        """Yield violations in the functions that a logging configuration calls by name."""
         for key, value in zip(node.keys, node.values, strict=True):
             name = module.fold(value) if key is not None and module.fold(key) == "()" else None
             if isinstance(name, str):
@@ -233,7 +233,7 @@ class Patterns:
                 yield self._use(entry, node, ast.unparse(parent), pattern)
 
     def _is_taken(self, placed: ScopedNode) -> bool:
-        """Return whether a call receives the value in order to patch, reload or inspect it."""
+        """Return whether the value is passed to a call that patches, reloads or inspects it."""
         for parent in placed.parents:
             if isinstance(parent, ast.Call):
                 name = ast.unparse(parent.func).rpartition(".")[2]
@@ -247,7 +247,10 @@ class Patterns:
                     yield entry, pattern
 
     def _ends(self, path: str) -> Iterator[str]:
-        """Yield a full name, and its endings that start with a standard library module imported by another module."""
+        """Yield a full name and its endings that start with a standard library module.
+
+        The standard library module may have been imported by another module.
+        """
         if path.partition(".")[0] not in self._own:
             yield path
         parts = path.lstrip(".").split(".")
@@ -270,7 +273,7 @@ class Patterns:
 
 
 def _covers(pattern: str, path: str) -> bool:
-    """Return whether a full name is equal to a pattern's name or is inside it."""
+    """Return whether a pattern matches a full name or one of its parents."""
     if path == pattern or path.startswith(f"{pattern}."):
         return True
     if "*" not in pattern and "?" not in pattern and "[" not in pattern:
@@ -281,7 +284,7 @@ def _covers(pattern: str, path: str) -> bool:
 
 
 def _begins_with_own(node: ast.expr) -> bool:
-    """Return whether a computed module name starts with the package's own name."""
+    """Return whether a computed module name starts with the current package."""
     match node:
         case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
             return text.startswith(".")

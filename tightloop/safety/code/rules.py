@@ -63,9 +63,9 @@ class CodeReview(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The required changes, addressed to the model.
+        """Required changes, addressed to the model.
 
-        The text has at most `MESSAGE_CHARACTERS`, and is empty if the code is allowed.
+        Empty if the code is allowed. The text has at most `MESSAGE_CHARACTERS` characters.
         """
         if not self.findings:
             return ""
@@ -122,7 +122,7 @@ VerdictName = Annotated[Verdict, _choice(Verdict)]
 
 
 class CodeRule(Document):
-    """A rule for code: its patterns and its verdict. A match in any of the lists is enough."""
+    """Rule for code, with its patterns and its verdict. A match of any pattern is enough."""
 
     verdict: VerdictName = Verdict.ASK
     """Verdict of the rule.
@@ -164,7 +164,7 @@ class CodeRule(Document):
 
     @property
     def is_complete(self) -> bool:
-        """True if the rule has any patterns."""
+        """True if the rule has at least one pattern."""
         lists = (
             self.uses,
             self.calls,
@@ -179,7 +179,7 @@ class CodeRule(Document):
 
 
 class CodeRules(Document):
-    """All rules, and the data used by the other layers."""
+    """All code rules, and the data for the other layers."""
 
     rules: dict[str, CodeRule]
     """Rules by name. A rule without patterns belongs to a layer that detects violations in its own way."""
@@ -219,17 +219,17 @@ class CodeRules(Document):
         dependencies: Iterable[str] = (),
         enabled: bool = True,
     ) -> "CodeRules":
-        """Apply changes and additions to the rules.
+        """Return the rules with changes and additions applied.
 
         Args:
-            rows: rows by name. For a known rule, only the given fields change. For a Bandit test such as `B506`, the
-                verdict changes.
+            rows: rows by name. For a known rule, only the given fields change. For a Bandit test such as
+                `B506`, the verdict changes.
             off: names of the rules to disable.
             dependencies: additional distributions that may be used without asking.
-            enabled: whether the review is enabled at all.
+            enabled: whether the review is enabled.
 
         Raises:
-            ValueError: a name is unknown and its row does not have a pattern.
+            ValueError: a row has an unknown name and no pattern.
         """
         rules, bandit = dict(self.rules), dict(self.bandit)
         for name, row in rows.items():
@@ -255,13 +255,13 @@ _OF_BANDIT = re.compile(r"B\d{3}")
 
 
 def normal_name(distribution: str) -> str:
-    """Return a distribution's normalised name (PEP 503)."""
+    """Return the normalised name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @cache
 def default_rules() -> CodeRules:
-    """Return the rules as shipped, without any changes from the settings."""
+    """Return the default rules, without any changes from the settings."""
     # The settings import this module; only workers and authors of custom rules need the file.
     from importlib import resources
 

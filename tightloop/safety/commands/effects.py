@@ -46,7 +46,7 @@ class Write(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Files that a script writes, relative to the root of the tree."""
+    """Files that a script writes. Paths are relative to the root of the tree."""
 
     certain: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Paths(NamedTuple):
 
 
 def writes(call: Call) -> Iterator[Write]:
-    """Yield the files that a call writes, as far as this can be seen from its text."""
+    """Yield the files that a call writes. Only the text of the call is examined."""
     arguments = _arguments(call)
     targets, more = _split_redirects(call.redirects)
     yield from targets
@@ -81,10 +81,10 @@ def writes(call: Call) -> Iterator[Write]:
 
 
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
-    """Return whether a call exceeds a rule that allows these words.
+    """Return whether a call does more than a rule for these words allows.
 
-    A call exceeds the rule if it writes to a path that cannot be seen in its text, or if it has an option that runs
-    another program and that the rule does not name.
+    This is the case if the call writes to an unknown path, or if it has an option that runs another
+    program and the rule does not name this option.
     """
     runs = any(
         _is(argument, option) and option not in allowed
@@ -99,10 +99,12 @@ def exceeds(call: Call, allowed: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def written_paths(command: str, folder: str = "") -> Paths:
-    """Return the files below the root that a script writes, as far as this can be seen from its text.
+    """Return the files below the root that a script writes.
+
+    Only the text of the script is examined.
 
     Args:
-        command: the command without disguises; see `plain`.
+        command: the command after `plain` has removed disguises.
         folder: working directory, relative to the root.
     """
     calls = read_scripts(command).calls
@@ -127,7 +129,7 @@ def written_paths(command: str, folder: str = "") -> Paths:
 
 
 def needs_judging(assignment: Assignment) -> bool:
-    """Return whether a variable may change the behaviour of programs, judging by its name."""
+    """Return whether a variable's name suggests that it changes the behaviour of programs."""
     if loads_code(assignment.name):
         return True
     if assignment.reaches_programs:
@@ -151,7 +153,10 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _split_redirects(redirects: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
-    """Return the files written by redirections, and the words after them that are really arguments."""
+    """Separate redirections to files from arguments.
+
+    Return the files that are written, and the words after the redirections that are really arguments.
+    """
     targets, more, operator = list[Write](), list[str](), ""
     for token in redirects:
         match = _REDIRECT.fullmatch(token) if not operator else None
@@ -213,7 +218,7 @@ def _is(argument: str, option: str) -> bool:
 
 
 def _value_of(argument: str, option: str) -> str | None:
-    """Return the value inside an option's word, or None if the value is the next word."""
+    """Return the value that an option's word contains, or None if the value is the next word."""
     if argument.startswith("--"):
         _, equals, value = argument.partition("=")
         return value if equals else None
@@ -221,7 +226,7 @@ def _value_of(argument: str, option: str) -> str | None:
 
 
 def _below(paths: Iterable[str], bases: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths relative to the root, without those that lead outside it."""
+    """Return the paths relative to the root. Paths outside the root are dropped."""
     joined = (posixpath.normpath(posixpath.join(base, path)) for path in paths for base in bases)
     return tuple(
         dict.fromkeys(
@@ -235,7 +240,7 @@ PLACEHOLDER = "any_word"
 
 
 class QuotingContext(StrEnum):
-    """Shell contexts in which a text in a script can occur, such as quotes or a comment."""
+    """Contexts in which text can occur in a shell script, such as quotes or a comment."""
 
     UNQUOTED = "unquoted"
     SINGLE_QUOTED = "single quoted"
@@ -249,7 +254,7 @@ class QuotingContext(StrEnum):
 
 
 class ShellContext(NamedTuple):
-    """Context of a text in a script, with the delimiter if it is part of a here-document."""
+    """Shell context of a text. It includes the delimiter if the text is in a here-document."""
 
     context: QuotingContext
     delimiter: str = ""
@@ -268,7 +273,7 @@ _COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
 def find_places(texts: Sequence[str | None]) -> list[ShellContext]:
-    """Return the shell context of each text in a script. None stands for a placeholder word."""
+    """Return the shell context of each text in a script. None marks a placeholder."""
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)
@@ -302,7 +307,7 @@ def _place(node: "Node | None", at: int, text: str) -> ShellContext:
 
 
 def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
-    """Return whether a position inside a node belongs to shell arithmetic."""
+    """Return whether a position in a node is part of a shell arithmetic expression."""
     match node.type:
         case "arithmetic_expansion" | "subscript":
             return True
@@ -321,7 +326,7 @@ def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
 
 
 def _is_misread(node: "Node", text: str) -> bool:
-    """Return whether a subshell in the syntax tree is really arithmetic.
+    """Return whether the parser mistook an arithmetic expression for a subshell.
 
     In a here-document, the parser reads `$((...))` as two pairs of parentheses.
     """
@@ -332,7 +337,10 @@ def _is_misread(node: "Node", text: str) -> bool:
 
 
 def _is_in_brackets(node: "Node") -> bool:
-    """Return whether a comparison is inside `[[ ]]`, which evaluates arithmetic. `[ ]` only accepts numbers."""
+    """Return whether a comparison is inside `[[ ]]`.
+
+    `[[ ]]` evaluates arithmetic, whereas `[ ]` only accepts numbers.
+    """
     enclosing = node.parent
     while enclosing is not None and enclosing.type not in ("test_command", *NESTING):
         enclosing = enclosing.parent

@@ -54,7 +54,7 @@ def _removes(call: Call) -> Violation | None:
 
 
 def _target(operand: str, *, recursive: bool) -> Verdict | None:
-    """Return the verdict on removing a path, or None if it does not violate a rule."""
+    """Return the verdict on removing a path, or None if removing it is allowed."""
     path = re.sub(r"/{2,}", "/", operand.strip("\"'"))
     if PATTERNS["everything"].fullmatch(path):
         return Verdict.DENY if recursive or path.endswith("*") else None
@@ -222,9 +222,9 @@ _FIELDS = re.compile(r"\$\{?ifs\}?(?:\$\d)?")
 
 
 def may_violate(text: str) -> bool:
-    """Return whether a text of one or more lines may violate a command rule.
+    """Return whether a text may violate a command rule.
 
-    If the result is False, the text certainly does not violate any. The text must not contain disguises; see `plain`.
+    If the result is False, the text does not violate any rule. Remove disguises with `plain` first.
     """
     bare = _FIELDS.sub(" ", text.replace("\\\n", " ").replace("\\\r\n", " ").translate(_TAKEN_OUT).lower())
     return (
@@ -241,7 +241,7 @@ SCRIPTS_LIMIT = 40
 
 
 def find_violations(command: str) -> tuple[Violation, ...]:
-    """Return the violations in a command or script line. Text in other languages is covered less thoroughly."""
+    """Return the violations in a command or a script line. Other languages are covered less thoroughly."""
     text = plain(command)
     return check_script(text) if may_violate(text) else ()
 
@@ -258,8 +258,8 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
     """Return the distinct violations in a script and its nested scripts.
 
     Args:
-        text: the script without disguises; see `plain`.
-        is_strict: whether parts that cannot be parsed are a violation too.
+        text: the script after `plain` has removed disguises.
+        is_strict: whether parts that cannot be parsed are also a violation.
     """
     reading = read_scripts(text)
     violations = [violation for script in reading.texts for violation in _by_pattern(script)]
@@ -282,9 +282,9 @@ class ParsedScript(NamedTuple):
 
 
 def read_scripts(text: str) -> ParsedScript:
-    """Parse a script and the scripts that are nested in it.
+    """Parse a script and its nested scripts.
 
-    Nested scripts are those passed to a shell, here-documents and multi-line strings.
+    Nested scripts are arguments of a shell, here-documents and multi-line strings.
     """
     waiting, texts, all_calls, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False

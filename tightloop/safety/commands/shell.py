@@ -47,8 +47,8 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 def plain(text: str) -> str:
     """Return a text as a person sees it.
 
-    Invisible characters are removed and lookalike letters are replaced with Latin ones. The result has at most one
-    character more than `LONGEST`, so that the reader can detect the truncation.
+    Invisible characters are removed, and lookalike letters are replaced with Latin letters. The result
+    has up to `LONGEST` + 1 characters, so that the reader can detect the truncation.
     """
     if text.isascii():
         return text[: LONGEST + 1]
@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 @dataclass(slots=True)
 class SimpleCommand:
-    """A program and its arguments, as started by a script."""
+    """Program and its arguments, as started by a script."""
 
     argv: tuple[str, ...]
     """Unquoted words, including leading assignments. Expansions stay literal."""
@@ -70,7 +70,7 @@ class SimpleCommand:
 
 
 class Assignment(NamedTuple):
-    """Variable that is set by a script or a step."""
+    """Variable set by a script or a step."""
 
     name: str
     value: str
@@ -82,7 +82,7 @@ class Assignment(NamedTuple):
 
     @property
     def call(self) -> "Call":
-        """The equivalent command for the rules: `env NAME=value`."""
+        """Equivalent command for the rules: `env NAME=value`."""
         return Call("env", (f"{self.name}={self.value}",))
 
 
@@ -109,10 +109,11 @@ def _language() -> "Language":
 
 
 def parse(text: str) -> "Node":
-    """Return the root of a syntax tree whose byte offsets are equal to the text offsets.
+    """Parse a script. Byte offsets in the syntax tree are equal to text offsets.
 
-    Non-ASCII characters are hidden from the parser. tree-sitter-bash 0.25.1 calls isdigit() with any code point. For
-    `{` followed by a rare letter, the C library then reads out of bounds and the process crashes.
+    Non-ASCII characters are hidden from the parser, because tree-sitter-bash 0.25.1 calls isdigit() with
+    any code point. For `{` followed by a rare letter, the C library then reads out of bounds and the
+    process crashes.
     """
     from tree_sitter import Parser
 
@@ -124,8 +125,7 @@ def parse(text: str) -> "Node":
 def read_script(text: str) -> Script:
     """Find the simple commands in a bash script.
 
-    Text that cannot be parsed is also split at white space and operators, so that no command can hide behind a syntax
-    error.
+    Text with syntax errors is also split at white space and operators, so that no command can hide in it.
     """
     is_cut = len(text) > LONGEST
     text = _FIELDS.sub(" ", text[:LONGEST].replace("\r\n", "\n").replace("\\\n", " "))
@@ -153,7 +153,7 @@ def read_script(text: str) -> Script:
 
 
 class _Reader:
-    """Collects the contents of syntax tree nodes, which are visited in text order."""
+    """Collects the contents of syntax tree nodes in text order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -213,7 +213,7 @@ class _Reader:
         )
 
     def _join_words(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
-        """Return the words in the nodes. Adjacent nodes without space between them form a single word."""
+        """Return the words in the nodes. Adjacent nodes without a space between them form one word."""
         parts: list[str] = []
         end = -1
         for node in nodes:
@@ -228,7 +228,7 @@ class _Reader:
         return self._text[node.start_byte : node.end_byte]
 
     def _word(self, node: "Node") -> str:
-        """Return a node's text as the shell reads it, without expansion."""
+        """Return a node's text as the shell reads it. Expansions are not performed."""
         text = self._source(node)
         match node.type:
             case "command_name" | "concatenation":
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def _split(text: str) -> Iterator[SimpleCommand]:
-    """Split the lines of an incomplete script, ignoring quotes."""
+    """Split the lines of an incomplete script into commands. Quotes are ignored."""
     for line in text.replace('"', "").replace("'", "").splitlines():
         fed_by: tuple[str, ...] = ()
         for segment, operator in re.findall(r"([^;&|()`]*)([;&|()`]*)", line):
@@ -260,7 +260,7 @@ def _split(text: str) -> Iterator[SimpleCommand]:
 
 
 class Call(NamedTuple):
-    """A simple command without wrappers, which are `sudo`, `env` or a path."""
+    """Simple command without wrappers such as `sudo`, `env` or a path."""
 
     name: str
     arguments: tuple[str, ...]
@@ -275,7 +275,10 @@ class Call(NamedTuple):
     """True if `xargs` adds arguments that are not known."""
 
     def has(self, *flags: str) -> bool:
-        """Return whether a flag is present. A short flag (`-f`) may also be part of a bundle (`-xdf`)."""
+        """Return whether any of the flags is present.
+
+        A short flag such as `-f` may be part of a bundle such as `-xdf`.
+        """
         for flag in flags:
             short = len(flag) == 2 and flag[0] == "-"
             for argument in self.arguments:
@@ -291,7 +294,7 @@ class Call(NamedTuple):
         return tuple(argument for argument in self.arguments if not argument.startswith("-"))
 
     def starts(self, *words: str) -> bool:
-        """Return whether the arguments start with these words, ignoring flags."""
+        """Return whether the arguments start with these words. Flags are ignored."""
         return self.operands[: len(words)] == words
 
 
@@ -348,7 +351,7 @@ def _call(argv: Iterable[str]) -> Call | None:
 
 
 def _past_options(wrapper: str, arguments: list[str]) -> list[str]:
-    """Return the words that follow a wrapper's options. Assignments are kept."""
+    """Return the words after a wrapper's options. Assignments are kept."""
     rest = arguments
     while rest and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", rest[0])):
         # `env -S 'A=b program'` takes its program out of one word.

@@ -83,7 +83,7 @@ class AcpAgent:
     key_variable: str = ""
 
     def launch(self, start: Start) -> Launch:
-        """Determine the command line, environment, secrets and files with which the agent starts.
+        """Return the command line, environment, secrets and files for starting the agent.
 
         Raises:
             ExecutorError: the agent needs a model and none is configured.
@@ -142,9 +142,10 @@ def _complete_gemini(start: Start, launch: Launch) -> Launch:
 
 
 def _complete_claude(start: Start, launch: Launch) -> Launch:
-    """Pass `claudeCode.options` through the adapter to the Agent SDK, whose `extraArgs` go to `claude`.
+    """Add `claudeCode.options`, which the adapter passes to the Agent SDK.
 
-    The repository's settings, hooks and `CLAUDE.md` are ignored because they could change permissions.
+    The SDK passes `extraArgs` to `claude`. The repository's settings, hooks and `CLAUDE.md` are ignored
+    because they could change permissions.
     """
     access, options = start.access, start.options
     # --bare shortens a request from about 88 kB to 5 kB, but ignores the login.

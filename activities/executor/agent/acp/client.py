@@ -41,7 +41,8 @@ Message = dict[str, Any]
 class PipeTransport:
     """Line-delimited JSON transport for `acp.connection.Connection`.
 
-    Lines that are not JSON objects are skipped, because agents and their child processes also print other text there.
+    Lines that are not JSON objects are skipped, because agents and their child processes may print other
+    text.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class PipeTransport:
     async def open(
         cls, stdin_fd: int, stdout_fd: int, *, came: Callable[[Message], bool], line: Callable[[str, str], None]
     ) -> Self:
-        """Connect to the pipes of a process, using copies of the descriptors.
+        """Connect to the pipes of a process. The descriptors are duplicated.
 
         Args:
             stdin_fd: the program's standard input.
             stdout_fd: the program's standard output.
-            came: receives each message first, in order of arrival. Returns True if it handled the message.
-            line: receives each line, prefixed with `<` for input, `>` for output or `!` for input that is not a
-                message.
+            came: called first with each message, in order of arrival. Returns True if it handled the message.
+            line: called with each line, prefixed with `<` for input, `>` for output or `!` for input that is
+                not a message.
         """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
@@ -104,7 +105,7 @@ class PipeTransport:
                 raise
 
     async def receive(self) -> Message | None:
-        """Wait for the next message that has not been handled yet. Return None at the end of the stream."""
+        """Return the next unhandled message, or None at the end of the stream."""
         while True:
             while self._waiting:
                 text = self._waiting.popleft().strip()
@@ -121,7 +122,7 @@ class PipeTransport:
             self._waiting.extend(self._lines.feed(chunk))
 
     async def close(self) -> None:
-        """Close both pipes and drop data that has not been written yet."""
+        """Close both pipes and discard unwritten data."""
         self._source.close()
         if not self._writer.transport.is_closing():
             self._writer.transport.abort()
@@ -143,16 +144,25 @@ class AcpError(TightloopError):
 
 
 class SignInError(TightloopError):
-    """A person has to sign in to the agent. Retrying does not help."""
+    """Raised if a person has to sign in to the agent. Retrying does not help."""
 
 
 class AcpClient:
-    """One connection, used by a single event loop. Every wait has a timeout, except in `prompt`."""
+    """A connection to an agent. It belongs to a single event loop.
+
+    All calls except `prompt` have a timeout.
+    """
 
     def __init__(
         self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
-        """Set the listener, the sign-in methods that need no person (best first) and the `_meta` of sessions."""
+        """Create a client that is not connected yet.
+
+        Args:
+            listener: the delivery that handles the agent's requests.
+            sign_in: the sign-in methods that work without a person, best first.
+            session_meta: the `_meta` value of sessions.
+        """
         self.session_id = ""
         self.resumed = False
         self.version = ""
@@ -229,7 +239,7 @@ class AcpClient:
                 self._listener.event(event)
 
     async def cancel(self) -> bool:
-        """Ask the agent to end the turn. Return whether there is a turn whose end must be awaited."""
+        """Ask the agent to end the turn. Return True if the caller must wait for the turn to end."""
         if self._connection is None or not self._prompting:
             return False
         try:
@@ -243,12 +253,12 @@ class AcpClient:
         return True
 
     async def close(self) -> None:
-        """Disconnect from the agent, which closes the agent's input."""
+        """Disconnect from the agent and close its input."""
         if self._connection is not None:
             await self._connection.close()
 
     def _handle_update(self, message: Message) -> bool:
-        """Handle the agent's session updates in their order of arrival."""
+        """Handle session updates in the order in which they arrive."""
         if message.get("method") != CLIENT_METHODS["session_update"]:
             return False
         params = part(message, "params")
@@ -259,7 +269,7 @@ class AcpClient:
         return True
 
     async def _resume(self, cwd: str, session_id: str) -> Mapping[str, Any] | None:
-        """Continue a session. Return None if the agent does not support this or has lost the session."""
+        """Resume a session. Return None if the agent cannot resume sessions or no longer has this one."""
         offered = part(self._offer, "agentCapabilities")
         resumes = part(offered, "sessionCapabilities").get("resume") is not None
         # Resuming is preferred, because loading replays the whole session as updates.
@@ -351,7 +361,7 @@ class TurnResult:
 
 
 class Delivery:
-    """Listens to one agent, responds to its requests and ends its turn when necessary."""
+    """Listens to one agent and responds to its requests. Ends the agent's turn when necessary."""
 
     def __init__(
         self,
@@ -379,7 +389,10 @@ class Delivery:
         self._process: AgentProcess | None = None
 
     async def run(self, pipes: tuple[int, int], process: "AgentProcess", *, resume: str, mode: str) -> TurnResult:
-        """Supervise the agent until its turn is over or must be ended. The agent's process is not ended here."""
+        """Supervise the agent until its turn ends or must be stopped.
+
+        This does not end the agent's process.
+        """
         self._process = process
         # Two tasks, so that the limits also hold while the agent does not answer.
         talk = asyncio.create_task(self._run_turn(pipes, resume, mode))
@@ -402,11 +415,11 @@ class Delivery:
 
     @property
     def gateway_counters(self) -> GatewayCounters:
-        """Return the gateway's current counters, which are zero without a gateway."""
+        """Return the gateway's current counters. Without a gateway, all counters are zero."""
         return GatewayCounters() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
-        """Record a line of the conversation. Every line from the agent counts as a sign of life."""
+        """Record a line of the conversation. Any line from the agent counts as a sign of activity."""
         if arrow != ">":
             self.bounds.note_life()
         self._record.line(arrow, text)
@@ -428,9 +441,10 @@ class Delivery:
             self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def decide(self, request: PermissionRequest) -> Verdict:
-        """Decide on a permission request by earlier answers, the mode and the rule.
+        """Decide on a permission request.
 
-        If a person is needed, end the turn.
+        The decision is based on earlier answers, the mode and the rule. If a person has to decide, the turn
+        ends.
         """
         if self._stop is not None:
             return Verdict.ASK
@@ -480,7 +494,7 @@ class Delivery:
 
 
 class AgentProcess:
-    """The agent's process, as the supervision sees it."""
+    """Handle for supervising the agent's process."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
         self.token = token
@@ -491,7 +505,7 @@ class AgentProcess:
     def busy(self) -> bool:
         """Return whether the agent's process tree has used CPU time since the last call.
 
-        Some agents are silent while a tool runs.
+        An agent may be silent while a tool is running.
         """
         total = 0.0
         with contextlib.suppress(psutil.Error):

@@ -104,7 +104,7 @@ class Turn:
                 return [*events, ExecutorEvent(kind=EventKind.UNKNOWN, text=shorten(kind, TEXT_CHARACTERS))]
 
     def flush(self) -> list[ExecutorEvent]:
-        """Return the message that has accumulated from chunks as one event, if there is one."""
+        """Return the message assembled from chunks as one event, or an empty list if there is none."""
         if not self._in_message:
             return []
         self._in_message = False
@@ -138,7 +138,7 @@ class Turn:
 
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
-    """Return the token usage that a response to a prompt reports. It is unknown if the response reports none."""
+    """Return the token usage from a prompt response. It is unknown if the response does not report it."""
     usage = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
     input_tokens = _count(usage.get("inputTokens", gemini.get("input_tokens")))
@@ -173,9 +173,9 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 
 
 def option_for(rule: Verdict, options: object) -> str:
-    """Choose the option that corresponds to `rule` by its kind. Return its id, or "" if no option fits.
+    """Return the id of the option that matches `rule`, or "" if no option matches.
 
-    A one-time grant is preferred so that the next request is decided again.
+    One-time grants are preferred so that the next request is decided separately.
     """
     offered = {
         str(option.get("kind")): str(option.get("optionId"))
@@ -187,9 +187,10 @@ def option_for(rule: Verdict, options: object) -> str:
 
 
 def mode_among(session: Mapping[str, Any], mode_name: str) -> str:
-    """Return the id of the mode `mode_name` if the session offers it and is in another mode.
+    """Return the id of the mode to switch to.
 
-    An id may be a URL that ends with the name.
+    Return "" if the session does not offer `mode_name` or is already in this mode. An id may be a URL
+    that ends with the name.
     """
     modes = part(session, "modes")
     ids = [words(mode, "id") for mode in parts(modes, "availableModes")]
@@ -226,14 +227,15 @@ _BUDGETS = {"number of turns": "max_turns (or max_model_calls)", "budget": "max_
 def turn_outcome(
     reason: str, turn: Turn, denied: tuple[str, ...], *, now: datetime, reads_text: bool
 ) -> ExecutorOutcome:
-    """Return the outcome of a turn that the agent itself ended.
+    """Return the outcome of a turn that the agent ended.
 
     Args:
         reason: the protocol's `stopReason`.
         turn: the summary of the turn.
         denied: the denied actions.
-        now: time at which the turn ended. Its time zone applies to times in texts.
-        reads_text: whether the agent reports limits in its last message, which is checked if the agent used no tool.
+        now: time at which the turn ended. Times in texts are in its time zone.
+        reads_text: whether to look for limits in the last message. Only applies if the agent used no
+            tool.
     """
     match reason:
         case "end_turn":
@@ -262,7 +264,7 @@ def turn_outcome(
 
 
 def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
-    """Return the outcome of a turn for which the agent returned an error."""
+    """Return the outcome of a turn that ended with an error from the agent."""
     data: Any = error.data
     fields = mapping(data)
     # Agents put the message into `data`, below a generic "Internal error".

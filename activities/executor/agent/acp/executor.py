@@ -84,7 +84,7 @@ _QUESTION_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class AcpRun:
-    """Runs the agent's process. An instance is used only once."""
+    """Runs the agent's process. Each instance is used only once."""
 
     agent: AcpAgent
     order: WorkOrder
@@ -92,7 +92,10 @@ class AcpRun:
     record: RunRecord
 
     def deliver(self, request: ProcessRequest, control: Control, fence: str) -> ExecutorOutcome:
-        """Start the agent, run the turn, kill the agent's process tree and return the outcome."""
+        """Start the agent, run one turn and return its outcome.
+
+        The agent's process tree is killed after the turn.
+        """
         # Stays if something below raises: such an outcome is not kept for a later attempt.
         outcome, errors = ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN), ""
         try:
@@ -148,7 +151,7 @@ class AcpRun:
             return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
 
     def _resume(self) -> ResumeToken | None:
-        """Return the session to resume if the order's token belongs to this agent on this host."""
+        """Return the order's resume token if it belongs to this agent on this host, or None."""
         token = self.order.resume
         ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
         return token if ours else None
@@ -237,7 +240,7 @@ class AcpExecutor(AgentHost, Executor):
         return Availability(version=version_of(program) if self.agent.tells_version else "")
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome or the session that a dead attempt has recorded."""
+        """Return the outcome recorded by a dead attempt, or an outcome that contains its session."""
         if outcome := read_stored_outcome(state_folder, order.key):
             return outcome
         session_id = read_stored_session(state_folder, order.key)
@@ -300,7 +303,10 @@ class AcpExecutor(AgentHost, Executor):
             return outcome.evolve(model=access.model)
 
     def _with_login(self, launch: Launch, home: Path) -> Launch:
-        """Provide the agent's own login, from a worker variable or from files, if the settings ask for it."""
+        """Add the agent's login if the settings ask for it.
+
+        The login comes from a worker variable or from files.
+        """
         if not self.settings.login:
             return launch
         if token := os.environ.get(self.agent.login_env):

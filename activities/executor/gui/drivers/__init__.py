@@ -17,7 +17,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
     """Return the driver named in the settings, or the best one for this host.
 
     Raises:
-        DriverError: there is no driver for this platform, or none with the features that the settings need.
+        DriverError: no driver supports this platform and the features that the settings require.
     """
     name: str = settings.driver
     if name == "auto" and sys.platform == "darwin":
@@ -45,9 +45,9 @@ def choose_driver(settings: WindowSettings) -> Driver:
 
 
 def release_keys(settings: WindowSettings) -> None:
-    """Release keys that a dead process of ours left pressed. Does nothing if no such keys are recorded.
+    """Release keys that one of our processes left pressed when it died.
 
-    A running hand-off manages its own keys and is not affected.
+    Keys of a hand-off that is still running are not affected.
     """
     if not any(key_journals()):
         return

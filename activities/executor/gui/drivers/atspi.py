@@ -25,7 +25,7 @@ LAST: dict[int, tuple[Any, Any]] = {}
 
 
 def applications(pid: int) -> Iterator[Any]:
-    """Yield the accessibility trees of a process."""
+    """Yield the accessibility trees that belong to a process."""
     desktop = Atspi.get_desktop(0)
     for number in range(desktop.get_child_count()):
         application = desktop.get_child_at_index(number)
@@ -59,7 +59,7 @@ def has(node: Any, state: Any) -> bool:
 
 
 def content(node: Any, depth: int = 0) -> str | None:
-    """Return the text of a node. Embedded objects are replaced with the text of their children, one line each."""
+    """Return the text of a node. Each embedded object is replaced with its text on a separate line."""
     iface = node.get_text_iface()
     text = Atspi.Text.get_text(iface, 0, -1) if iface is not None else None
     if text is None or OBJECT not in text or depth > 8:
@@ -69,14 +69,14 @@ def content(node: Any, depth: int = 0) -> str | None:
 
 
 def frames(pid: int) -> list[Any]:
-    """Return a process's active windows, or all of its trees if no window claims to be active."""
+    """Return the active windows of a process. If no window is active, return all of its trees."""
     trees = list(applications(pid))
     windows = [tree.get_child_at_index(n) for tree in trees for n in range(tree.get_child_count())]
     return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
 
 
 def describe_focus(pid: int) -> dict[str, Any] | None:
-    """Return the role, label and text of the element that has the focus, or None."""
+    """Return the role, label and text of the focused element, or None."""
     frame, node = LAST.get(pid, (None, None))
     # Usually the focus has not moved: this takes two requests instead of hundreds.
     if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
@@ -94,7 +94,7 @@ def describe_focus(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node is in a state, bypassing the cache."""
+    """Return whether a node is in a state, without using the cache."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -105,7 +105,7 @@ def is_now(node: Any, state: Any) -> bool:
 def find_focus(pid: int) -> tuple[Any, Any]:
     """Return the focused window and node.
 
-    Editable nodes are preferred, because their ancestors may also claim the focus.
+    Editable nodes are preferred, because their ancestors may be marked as focused too.
     """
     result = (None, None)
     for frame in frames(pid):
@@ -118,7 +118,7 @@ def find_focus(pid: int) -> tuple[Any, Any]:
 
 
 def texts(pid: int) -> list[str]:
-    """Return the texts that the active window shows."""
+    """Return the visible texts of the active window."""
     lines: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):
@@ -136,7 +136,7 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """Answer questions from standard input until it ends."""
+    """Answer questions from standard input until it is closed."""
     Atspi.init()
     commands: dict[str, Callable[[int], Any]] = {"focused": describe_focus, "texts": texts}
     say(json.dumps({"ready": True}))

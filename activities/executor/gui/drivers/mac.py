@@ -72,7 +72,7 @@ class AppleScriptDriver:
         return element_of(fields) if fields else None
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return no texts, because reading a whole window through AppleScript takes minutes."""
+        """Return an empty tuple, because reading a whole window through AppleScript takes minutes."""
         del window
         return ()
 
@@ -101,10 +101,10 @@ class AppleScriptDriver:
             raise NotPressedError(f"the window {target[1]!r} no longer has keyboard focus")
 
     def release_keys(self) -> None:
-        """Do nothing. System Events releases keys itself, even if this process dies."""
+        """Do nothing. System Events releases all keys, even if this process dies."""
 
     def frame(self, window: Window) -> Frame:
-        """Raise an error, because the frame is only needed for clicks."""
+        """Raise an error. The frame is only needed for clicks."""
         raise DriverError(f"the applescript driver cannot locate {window.title!r}")
 
     def picture(self, frame: Frame) -> bytes:
@@ -114,7 +114,7 @@ class AppleScriptDriver:
         raise DriverError(f"the applescript driver cannot click at ({x}, {y})")
 
     def close(self) -> None:
-        """Do nothing, because nothing is kept open."""
+        """Do nothing. No resources are kept open."""
 
     def _json(self, name: str, *arguments: str) -> Any:
         text = self._run(name, *arguments)
@@ -124,7 +124,7 @@ class AppleScriptDriver:
             raise DriverError(f"osascript returned {text[:120]!r} for {name}, which is not JSON") from None
 
     def _run(self, name: str, *arguments: str) -> str:
-        """Run one of our scripts and pass it the values as arguments (`on run argv`, `run(argv)`)."""
+        """Run one of our scripts with the values as arguments (`on run argv`, `run(argv)`)."""
         # Only AppleScript can send keys with System Events; the others are JavaScript, which can return JSON.
         suffix, language = ("applescript", "AppleScript") if name == "press" else ("js", "JavaScript")
         script = resources.files("activities.executor.gui.drivers") / "scripts" / f"{name}.{suffix}"
@@ -141,7 +141,7 @@ class AppleScriptDriver:
 def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
-    """Return missing permissions and other obstacles, each with its purpose and how to fix it."""
+    """Return missing permissions and other problems, with instructions for fixing them."""
     privacy = "Allow the program in System Settings > Privacy & Security"
     obstacles = []
     if not trusted:
@@ -165,7 +165,7 @@ def problems(
 
 
 def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
-    """Return the reasons why keys must not be pressed now, each with how to fix it."""
+    """Return the reasons why keys must not be pressed now, with instructions for fixing them."""
     reasons = []
     if locked:
         reasons.append("the screen is locked. Unlock it and turn off the screen lock for this session (docs/macos.md)")
@@ -231,7 +231,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _native(call: _Call) -> _Call:
-    """Turn errors from pyobjc into `DriverError`."""
+    """Convert errors from pyobjc to `DriverError`."""
 
     @functools.wraps(call)
     def wrapper(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
@@ -404,7 +404,7 @@ class MacDriver:
         click(x, y)
 
     def close(self) -> None:
-        """Do nothing, because nothing is kept open."""
+        """Do nothing. No resources are kept open."""
 
     @_native
     def _require_keyboard(self) -> None:
@@ -414,7 +414,7 @@ class MacDriver:
             raise NotPressedError("; ".join(reasons))
 
     def _keyboard_state(self) -> tuple[bool, int]:
-        """Return whether the screen is locked, and the pid of the process that enabled secure input (0 if none has)."""
+        """Return whether the screen is locked, and the pid of the process that enabled secure input, or 0."""
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
@@ -426,7 +426,10 @@ class MacDriver:
         return bool(locked), int(secure_input or 0)
 
     def _application(self, pid: int) -> Any:
-        """Return the root of a program's tree. The first call asks Electron to build the tree."""
+        """Return the root of a program's accessibility tree.
+
+        The first call asks Electron to build the tree.
+        """
         element = self._ax.AXUIElementCreateApplication(pid)
         self._ax.AXUIElementSetMessagingTimeout(element, MESSAGE_S)
         if pid not in self._asked:
@@ -482,7 +485,7 @@ class MacDriver:
         raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'accessibility API error {code}')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
-        """Extract a point or a size from the opaque value in which the API wraps it."""
+        """Extract a point or a size from the opaque value that the API returns."""
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:

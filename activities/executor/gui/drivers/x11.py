@@ -25,7 +25,7 @@ def _folder() -> Path:
 
 
 def key_journals() -> tuple[Path, ...]:
-    """Return the key journals of all displays on which keys may be pressed."""
+    """Return the key journals of all displays that may have pressed keys."""
     return tuple(_folder().glob("*.json"))
 
 
@@ -37,9 +37,9 @@ class KeyJournal:
 
     @contextmanager
     def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
-        """Record keys as pressed until they are released.
+        """Record keys as pressed while the block runs.
 
-        Errors other than `NotPressedError` leave the record in place.
+        The record is kept if the block raises an error other than `NotPressedError`.
         """
         private_folder(self._path.parent)
         # Without fsync: key state does not survive a power loss anyway.
@@ -52,7 +52,7 @@ class KeyJournal:
         self.clear()
 
     def list_pressed_keys(self) -> list[int | str]:
-        """Return the recorded keys that a process left pressed, in the order in which it pressed them."""
+        """Return the recorded keys in the order in which they were pressed."""
         with suppress(OSError, ValueError):
             keys = json.loads(self._path.read_bytes())
             return [key for key in keys if isinstance(key, int | str)] if isinstance(keys, list) else []
@@ -80,7 +80,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _x11(call: _Call) -> _Call:
-    """Disconnect from the X server if a call fails, and raise a `DriverError`. The next call connects again."""
+    """Convert errors of the X server to `DriverError` and disconnect. The next call connects again."""
 
     @functools.wraps(call)
     def wrapper(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ class X11Driver:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Grab the X server so that nothing changes between the check and the key press."""
+        """Grab the X server so that nothing changes between a check and the key press."""
         display = self._connect()
         display.grab_server()
         try:
@@ -141,7 +141,7 @@ class X11Driver:
 
     @_x11
     def _require_keyboard(self) -> None:
-        """Raise an error if another program, for example a screen locker or an open menu, has grabbed the keyboard."""
+        """Raise an error if another program has grabbed the keyboard, such as a screen locker or a menu."""
         from Xlib import X
 
         display = self._connect()
@@ -154,7 +154,10 @@ class X11Driver:
         display.ungrab_keyboard(X.CurrentTime)
 
     def _require_safe_pointer(self) -> None:
-        """Raise an error if the pointer is in a corner, which is how a person stops all key presses."""
+        """Raise an error if the pointer is in a corner of the screen.
+
+        A person can move the pointer there to stop all key presses.
+        """
         root = self._connect().screen().root
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
@@ -163,7 +166,10 @@ class X11Driver:
             )
 
     def _require_focus(self, window: Window) -> None:
-        """Raise an error if the X server would send keys to another window, whatever the window manager reports."""
+        """Raise an error if the X server would send keys to another window.
+
+        This does not rely on the window manager.
+        """
         focus, active = self._connect().get_input_focus().focus, self.active()
         # 0 means no window, and 1 the window under the pointer.
         while not isinstance(focus, int) and str(focus.id) != window.id:
@@ -172,7 +178,7 @@ class X11Driver:
             raise NotPressedError(f"the window {window.title!r} no longer has keyboard focus")
 
     def _key_code(self, name: str) -> int:
-        """Return a symbol's key code in the current layout."""
+        """Return the key code of a symbol in the current keyboard layout."""
         from Xlib import XK
 
         display = self._connect()
@@ -225,7 +231,7 @@ class X11Driver:
         return completed.stdout.decode("utf-8", "replace") if completed.returncode == 0 else None
 
     def set_clipboard(self, text: str) -> None:
-        """Put text on the clipboard. The xclip program offers the text until the clipboard changes."""
+        """Put text on the clipboard. xclip keeps providing the text until the clipboard changes."""
         # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
             raise DriverError(f"xclip could not copy the text to the clipboard of display {self._name}")
@@ -384,7 +390,7 @@ def keyboard() -> Any:
 
 
 def names_of(chord: str) -> list[str]:
-    """Translate the keys of a chord to pyautogui's names."""
+    """Translate the keys of a chord to pyautogui's key names."""
     return [_NAMES.get(name, name) for name in chord.split("+")]
 
 
@@ -398,7 +404,7 @@ def press(chord: str) -> None:
 
 
 def release(names: Sequence[str]) -> None:
-    """Release keys in reverse order. Keys that are already up stay up.
+    """Release keys in reverse order. Keys that are not pressed are ignored.
 
     Raises:
         DriverError: as in `press`.
@@ -481,7 +487,7 @@ class Accessibility:
             ) from None
 
     def ask(self, what: str, pid: int) -> Any:
-        """Ask the helper about the windows of a process and return its answer.
+        """Ask the helper about the windows of a process and return the answer.
 
         Raises:
             DriverError: the helper did not answer in time.

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns that are missing."""
+    """Add the missing columns."""
     existing = {column["name"] for column in sa.inspect(op.get_bind()).get_columns(workflows.name)}
     for column in (text_column("qualifier"), sa.Column("files_changed", sa.Integer)):
         if column.name not in existing:
