@@ -9,7 +9,6 @@ import hmac
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,7 +95,10 @@ def write_over(folder: Path, files: Mapping[str, bytes]) -> None:
             target.mkdir(exist_ok=True)
         target /= name
         if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
+            # Imported here, because every client imports this module, and few ever replace a folder.
+            from shutil import rmtree
+
+            rmtree(target)
         target.unlink(missing_ok=True)
         target.write_bytes(content)
 
