@@ -15,8 +15,8 @@ current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellatio
 def should_stop() -> bool:
     """Return whether the activity should stop.
 
-    An activity should stop if it is cancelled, its worker shuts down, or nothing awaits its result. The
-    timeout of an attempt is not a reason to stop, because the next attempt joins the running work.
+    An activity should stop if it is cancelled, if its worker shuts down, or if nothing awaits its result.
+    It should not stop when an attempt times out, because the next attempt joins the running work.
     """
     cancellation = current_cancellation.get(None)
     return activity.is_cancelled() if cancellation is None else cancellation() is not None

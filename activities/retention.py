@@ -9,7 +9,7 @@ from tightloop.value import Value
 
 
 class CollectionTotals(Value):
-    """Data freed by one collection across all projects on a host."""
+    """The amount of data freed by one collection across all projects on a host."""
 
     workflows: int = 0
     artifacts: int = 0
@@ -31,7 +31,7 @@ class CollectionTotals(Value):
     def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
         """Add two totals.
 
-        The used share, the marked count and the busy count are taken from the later total.
+        The values of `used_share`, `marked` and `busy` are taken from the later total.
         """
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
@@ -42,7 +42,7 @@ class CollectionTotals(Value):
 
 @dataclass(frozen=True)
 class RetentionActivities:
-    """Frees data on the host where it runs."""
+    """Activities that free data on the host where they run."""
 
     collect: Callable[[], Awaitable[CollectionTotals]]
     """Asks Temporal for open workflows and frees the data that the host's settings allow."""

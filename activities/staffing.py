@@ -13,7 +13,7 @@ from tightloop.value import Value
 
 
 class PollerRegistry(Protocol):
-    """Registry of the workers on all hosts, as listed by Temporal."""
+    """Looks up the workers on all hosts, as listed by Temporal."""
 
     async def count(self, queue: str) -> int:
         """Return the number of workers on a task queue, including busy workers."""
@@ -44,7 +44,7 @@ class CheckWorkersRequest(Value):
 
 
 class WorkerAvailability(Value):
-    """Workers on a task queue, and the time to wait for them."""
+    """The number of workers on a task queue, and the time to wait for them."""
 
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)
@@ -65,7 +65,7 @@ class ChildRequest(Value):
 
 @dataclass(frozen=True)
 class WorkerCheckActivities:
-    """Activities that check which workers exist and how long to wait for them."""
+    """Activities that check which workers are available and how long to wait for them."""
 
     pollers: PollerRegistry
     no_worker_wait: timedelta
@@ -75,7 +75,7 @@ class WorkerCheckActivities:
 
     @property
     def definitions(self) -> list[Callable[..., Any]]:
-        """Activities to register in every worker that runs workflows."""
+        """Return the activities to register in every worker that runs workflows."""
         return [self.look_for_workers, self.is_child]
 
     @activity.defn
@@ -85,9 +85,9 @@ class WorkerCheckActivities:
 
     @activity.defn
     async def look_for_workers(self, request: CheckWorkersRequest) -> WorkerAvailability:
-        """Count the workers of a task queue, and return how long to wait for them.
+        """Count the workers on a task queue, and return how long to wait for them.
 
-        Busy workers do not count as missing.
+        Busy workers are included in the count.
         """
         workers = await self.pollers.count(request.queue)
         result = WorkerAvailability(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)

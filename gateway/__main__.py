@@ -83,7 +83,7 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
 
 
 async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
-    """Connect to Temporal. Wait for the server for the same time as workers."""
+    """Connect to Temporal. Wait for the server as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:

@@ -75,7 +75,7 @@ def ui_access(settings: Settings, token: str) -> Access:
 
 
 def codec_access(settings: Settings, token: str) -> Access:
-    """Return the access rules for the codec server of a cluster that has its Web UI on another host."""
+    """Return the access rules for the codec server of a cluster whose Web UI is on another host."""
     listen, codec = settings.codec.listen, settings.codec
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
@@ -179,7 +179,7 @@ _OURS = frozenset(("host", "authorization", "cookie", "origin", "referer", "cont
 
 
 class Proxy:
-    """Reverse proxy for one Web UI."""
+    """A reverse proxy for one Web UI."""
 
     def __init__(self, upstream: str) -> None:
         """Prepare to forward requests to the Web UI at `upstream`, given as `host:port`."""

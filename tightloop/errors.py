@@ -213,7 +213,7 @@ class WrongStateError(InvalidRequestError):
 
     Attributes:
         state: current state.
-        possible: operations that the state allows. Empty if none are known.
+        possible: operations that the state allows. Empty if there are none, or if they are unknown.
     """
 
     status, code = 409, "wrong-state"
@@ -225,12 +225,12 @@ class WrongStateError(InvalidRequestError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the state and the operations that it allows."""
+        """Return the current state and the operations that are possible in that state."""
         return {"state": self.state, "possible": list(self.possible)}
 
 
 class IdTakenError(InvalidRequestError):
-    """The ID is or was used by another episode or plan."""
+    """The ID is already in use, or was used before, by another episode or plan."""
 
     status, code = 409, "id-taken"
 
@@ -261,7 +261,7 @@ class WorkspaceElsewhereError(WorkspaceError):
 
 
 class FencedError(WorkspaceError):
-    """Another host has taken over the episode. This host must no longer deliver changes or copy data."""
+    """Another host has taken over the episode. This host must not deliver any more changes or copy data."""
 
 
 class NotARepositoryError(WorkspaceError):
@@ -277,7 +277,7 @@ class WorkspaceBusyError(WorkspaceError):
 
 
 class WorkspaceLockedError(TightloopError):
-    """An earlier attempt on this host still has the workspace locked."""
+    """The workspace is still locked by an earlier attempt on this host."""
 
     retryable, status, code = True, 409, "workspace"
 
@@ -325,7 +325,7 @@ class StorageFullError(TightloopError):
 
 
 class PlannerError(TightloopError):
-    """The model service rejects the request because of the key, quota, model name or content."""
+    """The model service rejected the request because of the API key, quota, model name or content."""
 
 
 class PlannerUnavailableError(TightloopError):
@@ -365,6 +365,6 @@ class ProjectNotFoundError(TightloopError):
 
 
 class ServiceUnavailableError(TightloopError):
-    """Temporal, a worker on the task queue, or the database does not respond."""
+    """Temporal, the database or the workers on the task queue do not respond."""
 
     retryable, status, code = True, 503, "unavailable"

@@ -36,7 +36,7 @@ def wilson(worked: int, tried: int) -> float:
 
 
 class Evidence(Value):
-    """Number of attempts and successes of a pattern."""
+    """The number of times that a pattern was tried, and how often it worked."""
 
     worked: int = 0
     tried: int = 0
@@ -68,7 +68,7 @@ KEY_CHARACTERS = 120
 
 
 class Kind(StrEnum):
-    """Kind of entry in the memory."""
+    """The kind of an entry in the memory."""
 
     FAILURE = "failure"
     PATTERN = "pattern"
@@ -95,7 +95,7 @@ class SeenFailure(Value):
 
 
 class Pattern(Value):
-    """Reusable solution for a kind of failure."""
+    """A reusable solution to a kind of failure."""
 
     problem_type: str = ""
     title: str = ""
@@ -117,9 +117,9 @@ class Pattern(Value):
 
     @property
     def id(self) -> str:
-        """Id within a project, 16 hexadecimal digits.
+        """ID within the project, consisting of 16 hexadecimal digits.
 
-        The same commands always get the same id, regardless of the planner.
+        The same commands always get the same ID, regardless of the planner.
         """
         content: Any = self.commands or (self.steps, self.code_template, self.test_template)
         return hashlib.sha256(json.dumps(content).encode("utf-8", "replace")).hexdigest()[:16]
@@ -162,7 +162,7 @@ class Query(Value):
 
 
 class Match(StrEnum):
-    """Type of match between a search result and the query."""
+    """The way in which a search result matches the query."""
 
     SIGNATURE = "signature"
     SIMILAR = "similar"
@@ -220,7 +220,7 @@ class Details(Value):
 
 
 class MemoryStats(Value):
-    """Size and usefulness of a project's memory."""
+    """The size of a project's memory, and how useful it has been."""
 
     project: str
     failures: int = 0
@@ -250,7 +250,7 @@ class Profile(NamedTuple):
     def in_words(self) -> "Profile":
         """Return a profile for free-text queries.
 
-        The profile ignores word scores, because these queries share no words with the answer.
+        The profile ignores word scores, because such a query often shares no words with the matching entry.
         """
         return self._replace(threshold=self.loose, lexical_weight=0.0)
 
@@ -283,8 +283,8 @@ def fuse_scores(
     Return the results above the thresholds, best first.
 
     Args:
-        vectors: cosine per result.
-        word_scores: BM25 score per result.
+        vectors: cosine similarity of each result.
+        word_scores: BM25 score of each result.
         profile: profile of the embedder. None if there are no vectors.
         highest: BM25 score of the query against itself.
     """
@@ -304,7 +304,7 @@ def fuse_scores(
 
 
 def in_order(results: Iterable[SearchHit]) -> list[SearchHit]:
-    """Sort results by descending score. Ties are ordered by id."""
+    """Sort results by descending score. Results with the same score are sorted by ID."""
     return sorted(results, key=lambda one: (-one.score, one.id))
 
 

@@ -55,7 +55,7 @@ def diff_text(change: Any) -> tuple[str, ...]:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a count with its noun, such as `1 file` or `2 files`. Only regular plurals are supported."""
+    """Format a number with its noun, such as `1 file` or `2 files`. Only regular plurals are supported."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -107,7 +107,7 @@ def budget_line(spent: Any, budget: Any) -> str:
 
 
 def moment_text(moment: datetime | str) -> str:
-    """Format a time with its time zone. Documents contain the time as ISO 8601 text."""
+    """Format a time with its time zone. In documents, times are stored as ISO 8601 text."""
     at = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment)
     return f"{at:%Y-%m-%d %H:%M %Z}"
 
@@ -129,7 +129,7 @@ def top_up_options(reason: str) -> str:
 
 
 def work_text(work: Any, now: datetime | None = None) -> str:
-    """Describe the running work, with its age if `now` is given and its start time otherwise."""
+    """Describe the running work. Include its age if `now` is given, and its start time otherwise."""
     if not work.what:
         return ""
     parts = [work.what]

@@ -100,7 +100,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Task queue with its workflows and activities."""
+    """A task queue with its workflows and activities."""
 
     queue: str
     workflows: Sequence[type]
@@ -325,9 +325,9 @@ def build_workers(
 
 
 def _key_of(client: Client) -> str:
-    """Return the suffix of a worker's identity that identifies its encryption key.
+    """Return the part of a worker's identity that identifies its encryption key.
 
-    Create a key if there is none. Call this only after comparing the keys with those of other workers.
+    A key is created if there is none. Call this only after comparing the keys with those of other workers.
     """
     codec = client.data_converter.payload_codec
     return f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
@@ -428,7 +428,7 @@ def _writer_of(use: Adapters, planner: str) -> ScenarioWriter | None:
 def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
     """Return a function that raises an error for requests that this worker cannot carry out.
 
-    The function rejects checks that cannot fail, checks that need bash on a host without bash, and hidden
+    The function rejects checks that cannot fail, checks that need bash if bash is missing, and hidden
     scenarios that are not on this host. It also rejects unknown executors, unless another queue serves
     executors.
     """

@@ -118,7 +118,7 @@ def load_early(settings: Settings, sandbox: Sandbox) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdapters:
-    """Ports of the plan activities. Most of them are also used by episodes."""
+    """The ports of the plan activities. Episodes also use most of them."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -225,7 +225,7 @@ def plan_writer(service: ModelService, settings: Settings) -> PlanWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters(PlanAdapters):
-    """Ports of all activities. Tests and embedding programs can replace individual fields."""
+    """The ports of all activities. Tests and embedding programs can replace individual fields."""
 
     outboxes: Outboxes
     executors: Executors
@@ -297,7 +297,10 @@ class Recall(Document):
 
 
 def memories(settings: Settings, service: ModelService) -> Memories:
-    """Return a function that opens project memories. Errors of a memory do not reach its caller."""
+    """Return a function that opens project memories.
+
+    If a memory fails, its caller does not receive an error.
+    """
     if not settings.memory.enabled:
         return no_memories
 

@@ -223,7 +223,7 @@ DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
 
 @dataclass(frozen=True)
 class Build:
-    """Build of the deployment, as reported by Temporal."""
+    """A build of the deployment, as reported by Temporal."""
 
     build_id: str
     state: str
@@ -238,10 +238,10 @@ UNVERSIONED = "unversioned"
 
 
 class Deployment:
-    """Builds of a deployment, and the routing of new workflows to these builds."""
+    """The builds of a deployment, and the routing of new workflows to these builds."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
-        """Describe the deployment `name`. An empty build id stands for workers without a version.
+        """Use the deployment `name`. An empty build id stands for workers without a version.
 
         Callers usually use `find_deployment` instead.
         """
@@ -426,8 +426,8 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
     Args:
         client: connection to Temporal.
         settings: effective settings.
-        unversioned: select workers without a version. If the settings do not name a deployment, use the
-            deployment that Temporal routes to or that has workers on the episodes' task queue.
+        unversioned: select workers without a version. If the settings do not name a deployment, use the one
+            to which Temporal routes workflows or which has workers on the episodes' task queue.
 
     Raises:
         SettingsError: there is no deployment.

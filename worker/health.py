@@ -108,7 +108,7 @@ class Health:
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
-    """Return Temporal's entry for a worker, or None if the worker is not listed yet."""
+    """Return the entry for a worker in Temporal's list, or None if the worker is not listed yet."""
     config = worker.config()
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""

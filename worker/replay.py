@@ -41,7 +41,7 @@ _OTHER_COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class _CapturedInstance:
-    """Instance of a workflow that is being replayed."""
+    """A workflow instance that was captured during a replay."""
 
     instance: Any
     runtime: Any
@@ -174,7 +174,7 @@ def _quiet_runtime() -> Runtime:
 
 
 def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _CapturedInstance | None) -> str:
-    """Explain where a replay diverges from the history. Names the event and the command at that position."""
+    """Explain where a replay diverges from the history, with the event and the command at that position."""
     mismatch = _MESSAGE.search(failure)
     message = (
         mismatch[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if mismatch else failure

@@ -208,13 +208,14 @@ class GarbageCollector:
 async def free(
     client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False
 ) -> list[CollectionResult]:
-    """Free the leftovers and copies of episodes and plans that ended more than `older_than` ago, in all projects.
+    """Free the leftovers and copies of old episodes and plans in all projects.
 
-    A project whose data is damaged is reported as busy.
+    An episode or plan is old if it ended more than `older_than` ago. A project whose data is damaged is
+    reported as busy.
 
     Raises:
-        ServiceUnavailableError: Temporal does not respond, and nothing was freed. Or the remote store does not respond,
-            and the next collection frees the rest.
+        ServiceUnavailableError: Temporal does not respond, and nothing was freed. Or the remote store does
+            not respond, and the next collection frees the rest.
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.delete_copies
@@ -243,7 +244,7 @@ def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
 
 
 def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
-    """Forget failures that have not been seen for `retention.memory_days`, and return their number."""
+    """Delete failures that have not been seen for `retention.memory_days`. Return their number."""
     days = settings.retention.memory_days
     if days is None or not settings.memory.enabled:
         return 0

@@ -302,14 +302,14 @@ async def answers(settings: Settings) -> bool:
 
 
 class Stamp(Value):
-    """Process that is identified by its pid and start time, because pids are reused."""
+    """A process identified by its pid and start time, because pids are reused."""
 
     pid: int
     created: float
 
 
 class Owner(Value):
-    """The owner of an embedded server."""
+    """An embedded server and the process that owns it."""
 
     server: Stamp
     owner: Stamp
@@ -322,7 +322,7 @@ def owner_file(folder: Path) -> Path:
 
 
 def stamp(pid: int) -> Stamp:
-    """Return the stamp of a live process: its id and start time."""
+    """Return the pid and start time of a live process."""
     return Stamp(pid=pid, created=psutil.Process(pid).create_time())
 
 
@@ -410,7 +410,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
 
 def _refuse_elsewhere(settings: Settings) -> None:
-    """Refuse a remote address from Temporal's own configuration.
+    """Reject a remote address that comes from Temporal's own configuration.
 
     This configuration may be intended for other work.
 

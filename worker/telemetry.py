@@ -72,7 +72,7 @@ Record = Callable[[Sample], None]
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorder and tracer for the workers of a connection."""
+    """The recorder and the tracer for the workers of a connection."""
 
     record: Record
     tracer: "Tracer | None" = None
@@ -133,7 +133,7 @@ def _by_core(meter: MetricMeter) -> Record:
 
 
 def _by_opentelemetry(meter: "Meter") -> Record:
-    """Record a sample in OpenTelemetry, with an exemplar that refers to the sampled span."""
+    """Return a function that records samples in OpenTelemetry. Exemplars refer to the sampled span."""
 
     # Cached, because OpenTelemetry warns about each instrument that is created twice.
     @cache
@@ -173,7 +173,7 @@ _EXPORTERS = {
 
 
 class _RateLimitFilter(logging.Filter):
-    """Log filter that passes one record per `COMPLAIN_SECONDS`.
+    """A log filter that passes one record per `COMPLAIN_SECONDS`.
 
     Without the filter, an unreachable collector would cause a record every two seconds.
     """

@@ -331,7 +331,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def with_sandbox_or_none(settings: Settings) -> Settings:
     """Return the settings for running the trusted sample.
 
-    If no sandbox works on this host, the sample runs without a sandbox.
+    If no sandbox works on this host, the settings allow the sample to run without one.
     """
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:

@@ -65,7 +65,7 @@ class EndReason(StrEnum):
 
 
 class ConversationEnd(NamedTuple):
-    """End of a conversation, with the reason."""
+    """The end of a conversation, with the reason."""
 
     cause: EndReason
     result: ArtifactRef | None = None
@@ -98,7 +98,7 @@ _STATUS_OF = {EndReason.STUCK: ExecutorStatus.FAILED, EndReason.BOUND: ExecutorS
 
 
 class _DeliveryOver(Exception):  # noqa: N818 - it ends the delivery, it is not an error
-    """Raised when the delivery is over."""
+    """Raised to end the delivery."""
 
     def __init__(self, ended: ConversationEnd) -> None:
         super().__init__(ended.reason)
@@ -125,7 +125,7 @@ class CoderWorkflow:
     async def run(self, coder_input: CoderInput) -> CoderResult:
         """Run the delivery.
 
-        Model and tool errors never fail the workflow. The status of the result reports these errors.
+        Errors of the model or the tools never fail the workflow. They are reported in the result's status.
         """
         # An `ApplicationError` fails the workflow; any other error would only fail the task, again and again.
         with refusals():
@@ -187,7 +187,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done. If it passes and new tests are wanted, let the tester write tests."""
+        """Run the definition of done. If it passes and new tests are wanted, ask the tester to write them."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._progress, self._bounds):
@@ -254,11 +254,11 @@ class CoderWorkflow:
         self._progress = self._progress.evolve(talks={**self._progress.talks, role: talk})
 
     async def _take_turns(self, role: str) -> ConversationEnd:
-        """Continue a role's conversation until it ends: finished, limited, stuck, paused or in need of a person.
+        """Continue a role's conversation until it is finished, limited, stuck, paused or waiting for a person.
 
         Raises:
-            ContinueAsNew: the history is long or the run should move to another build. `_progress` contains the open
-                conversation.
+            ContinueAsNew: the history is long, or the run should move to another build. `_progress` contains
+                the open conversation.
             ActivityFailedError: an activity failed after all retries.
         """
         talk = self._state_of(role)
@@ -287,7 +287,7 @@ class CoderWorkflow:
 
     @property
     def _worked_s(self) -> float:
-        """Seconds spent on the delivery, including previous Temporal runs."""
+        """Working time of the delivery in seconds, including previous Temporal runs."""
         return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
 
     def _out_of_time(self) -> str:

@@ -14,7 +14,7 @@ HEARTBEAT_TIMEOUT = timedelta(minutes=1)
 
 @workflow.defn
 class RetentionWorkflow:
-    """Deletes the data that this host's retention settings allow to be deleted.
+    """Deletes data on this host as configured in the retention settings.
 
     The result lists the freed data.
     """

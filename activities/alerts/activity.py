@@ -52,7 +52,7 @@ class Channel(Protocol):
     async def deliver(self, notice: Notice) -> None:
         """Deliver a notice once, within 30 s.
 
-        The receiver may get a notice twice and can recognise it by its ID.
+        The receiver may get the same notice twice. It can recognise a duplicate by its ID.
 
         Raises:
             NotDeliveredError: the notice was not accepted.
@@ -61,7 +61,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class AlertDelivery:
-    """Alert channels, and the content that an alert may include."""
+    """The alert channels, and the content that an alert may include."""
 
     channels: tuple[Channel, ...] = ()
     ui_url: str = ""
@@ -103,7 +103,7 @@ class AlertActivities:
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Notify all subscribed channels. Channels with a recorded delivery of the alert are skipped.
+        """Notify all subscribed channels. Channels that have already delivered the alert are skipped.
 
         Raises:
             ApplicationError: a channel may accept the alert later. Retryable after the delay that the channel

@@ -257,7 +257,7 @@ NOT_DELIVERED = "alert_failed"
 class SentAlerts:
     """Records deliveries in the ledger if the workspace was opened on this host.
 
-    Never raises an error. If a delivery could not be recorded, its alert may be sent again.
+    The methods never raise an error. If a delivery could not be recorded, its alert may be sent again.
     """
 
     ledgers: Ledgers
@@ -302,7 +302,7 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
 def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> AlertDelivery:
     """Create the configured channels.
 
-    Broken channels are included, so that their failures appear in the timeline.
+    Unusable channels are included, so that their failures appear in the timeline.
     """
     return AlertDelivery(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
@@ -315,7 +315,7 @@ def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> Alert
 
 @dataclass(frozen=True)
 class UnusableChannel:
-    """Channel that cannot work on this host with the current settings."""
+    """A channel that cannot work on this host with the current settings."""
 
     name: str
     reason: str

@@ -15,12 +15,12 @@ from tightloop.value import ArtifactRef
 
 
 class ArtifactStore(Protocol):
-    """Store for immutable bytes, addressed by their hash. Storing the same bytes twice is harmless."""
+    """A store for immutable bytes, addressed by their hash. Storing the same bytes twice is harmless."""
 
     def put(
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
     ) -> ArtifactRef:
-        """Durably store bytes and return their address.
+        """Durably store bytes and return a reference to them.
 
         Args:
             content: the bytes to store.
@@ -95,7 +95,7 @@ def file_stem(key: str) -> str:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file atomically, with mode 0600. The folder must exist."""
+    """Replace a file atomically and set its mode to 0600. The folder must exist."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(descriptor, "wb") as file:

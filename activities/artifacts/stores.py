@@ -29,8 +29,8 @@ _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
 def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
     """Lend a pooled database connection to one caller at a time. A missing file is created.
 
-    Closing the last connection moves the whole log into the file. Without the pool, this took a third of
-    a worker's CPU time.
+    The pool exists because closing the last connection moves the whole log into the file. Without it,
+    this took a third of a worker's CPU time.
 
     Args:
         path: the database file. A new file at the same path gets new connections.
@@ -95,7 +95,7 @@ class PackedArtifacts:
         self._path = path
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store all contents in one transaction, or none of them.
+        """Store all contents in a single transaction. If this fails, nothing is stored.
 
         Existing artifacts get a new time. Damaged artifacts are repaired.
 
@@ -191,7 +191,7 @@ class PackedArtifacts:
         return connection
 
     def _add_advice(self, error: sqlite3.DatabaseError) -> Exception:
-        """Convert a database error that a person can fix to an error with advice.
+        """Add advice to a database error that a person can fix.
 
         Other errors, such as a busy file, are returned unchanged and remain retryable.
         """
@@ -211,7 +211,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class LocalArtifactStore:
-    """Packs small artifacts and stores large artifacts as `<folder>/ab/cdef...`.
+    """Stores small artifacts in a SQLite file and large artifacts as `<folder>/ab/cdef...`.
 
     Safe for concurrent threads and processes.
     """

@@ -78,7 +78,7 @@ TAIL_IN_HISTORY = 360
 
 
 class VerifyRequest(Value):
-    """Tree to check, and earlier results to compare with."""
+    """The tree to check, and the earlier results to compare with."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -100,8 +100,8 @@ class VerificationActivities:
     def verify(self, request: VerifyRequest) -> Verification:
         """Run every check, then restore the checked tree. Idempotent.
 
-        Files that checks write into the tree, such as reports and caches, are reverted unless git ignores
-        them. The evidence therefore applies to exactly the delivered tree.
+        Checks may write reports, caches and other files into the tree. These files are reverted unless git
+        ignores them. The evidence therefore applies to exactly the delivered tree.
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done

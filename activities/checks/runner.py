@@ -30,7 +30,7 @@ _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution
 
 
 class NestedEnvironment(NamedTuple):
-    """Environment of a project below the root of the working tree."""
+    """The environment of a project in a subfolder of the working tree."""
 
     variables: Mapping[str, str] = MappingProxyType({})
     readable: tuple[Path, ...] = ()
@@ -65,7 +65,7 @@ class CheckRunner:
         started: Callable[[int], None],
         view: CheckView = CheckView(),
     ) -> CommandResult:
-        """Run the command in `root`. Background processes are killed before it returns.
+        """Run the command in `root`. Background processes are killed before this method returns.
 
         Args:
             check: the command and its time limit.
@@ -75,7 +75,8 @@ class CheckRunner:
             view: changes to the environment.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to
+                install one.
             SettingsError: the sandbox settings refer to a missing path. Not retryable.
         """
         argv = check_argv(check.run)
@@ -118,8 +119,8 @@ class CheckRunner:
     def _run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a check.
 
-        If the check fails because it writes to installed packages, run it again with its own copy of the
-        packages.
+        If the check fails because it writes to the installed packages, it is run again with its own copy of
+        the packages.
         """
         key, left_s = (str(self.path_inside(spec.root)), spec.argv), spec.wall_limit_s
         again = self._sandbox.run(replace(spec, scratch=True), **callbacks) if self._writing.get(key) else None

@@ -58,7 +58,7 @@ _PROGRAMS = ("python3", "node")
 
 
 class CachedEnvironments(Value):
-    """Packages installed by a setup command. The folder's modification time is the time of last use."""
+    """Packages installed by a setup command. Their folder's modification time is the time of last use."""
 
     workspace: str
     command: str
@@ -67,7 +67,7 @@ class CachedEnvironments(Value):
 
     @property
     def size(self) -> str:
-        """Size of the packages in MB, for people."""
+        """Size of the packages in MB, for display."""
         return f"{self.size_bytes / 1_000_000:.0f} MB"
 
 
@@ -154,7 +154,7 @@ class SandboxedSetups:
     def _can_run(self, scope: EpisodeScope, programs: tuple[str, ...]) -> bool:
         """Return whether the sandbox can run setups.
 
-        The sandbox must limit the network, mount checkouts and have the programs.
+        The sandbox must be able to limit the network and mount checkouts, and it must contain the programs.
         """
         try:
             name = self._sandbox.name
@@ -317,7 +317,7 @@ def _digest(contents: Mapping[str, str], tree_id: str) -> str:
 
 
 def _list_tracked(root: Path, locks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lock files that the user's repository tracks. An agent could have created the others."""
+    """Return the lock files that are tracked in the user's repository. An agent may have created the others."""
     if not locks:
         return ()
     with user_git(UserRepository(root)) as git:
@@ -404,7 +404,7 @@ def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> 
     """Copy missing packages into the user's working tree.
 
     Raises:
-        WorkspaceError: git does not ignore one of the folders. The copy was removed again.
+        WorkspaceError: git does not ignore one of the folders. The copied folder was removed again.
     """
     for path, source in sources.items():
         place = tree.root / path

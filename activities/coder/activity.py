@@ -105,7 +105,7 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next turn. A turn in the journal is not requested and paid for again.
+        """Ask a model for its next turn. If the turn is already in the journal, no new request is paid for.
 
         Raises:
             PlannerError: the service refuses. Not retryable.
@@ -202,9 +202,9 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def try_check(self, request: TryCheckRequest) -> TryCheckResult:
-        """Try a check on the tree before any work. Idempotent.
+        """Try a check on the tree from before any work. Idempotent.
 
-        If the check fails by an assertion, its test file is added to the tree.
+        If the check fails with an assertion, its test file is added to the tree.
         """
         store = self.stores(Path(request.scope.workspace))
         proposed = get_model(store, request.check, ProposedCheck)

@@ -112,7 +112,7 @@ class CallRecord(Sparse):
 
 
 class CallJournal:
-    """Journal of one call in a turn."""
+    """The journal of one call in a turn."""
 
     def __init__(self, session: Path, turn: int, index: int, call: ProposedCall) -> None:
         self._path = session / f"call-{turn:04d}-{index}.json"
@@ -144,12 +144,12 @@ class CallJournal:
         return record
 
     def write(self, record: CallRecord) -> None:
-        """Record the intended change or the result. Once a result is recorded, the call is never made again."""
+        """Record the intended change or the result. A call whose result is recorded is never made again."""
         private_folder(self._path.parent)
         write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
-        """Withdraw the claim for a call that certainly had no effect."""
+        """Remove the journal entry of a call that certainly had no effect."""
         self._path.unlink(missing_ok=True)
 
 
@@ -160,9 +160,9 @@ def digest_call(call: ProposedCall) -> str:
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Find a result of this session by the first digits of its digest (at least 12).
+    """Find a result of this session by at least the first 12 digits of its digest.
 
-    Ambiguous digits find nothing. Other contents of the artifact store are not searched.
+    Returns None if the digits are ambiguous. Other contents of the artifact store are not searched.
     """
     if not _DIGITS.fullmatch(digits):
         return None
@@ -187,7 +187,7 @@ PATHS_NAMED = 5
 
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
-    """Return the reason or the question that prevents a command from running, or None if it may run."""
+    """Return the refusal or the question that prevents a command from running, or None if it may run."""
     # Rules about cost do not apply: the call's time limit bounds it.
     findings = [
         finding
@@ -217,11 +217,11 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
 def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:
     """Run a command and return its output.
 
-    Protected files are read-only. New protected files are deleted.
+    Protected files are read-only. If the command creates new protected files, they are deleted.
 
     Raises:
         SandboxUnavailableError: no sandbox works on this host. Nothing ran. Not retryable.
-        SettingsError: the sandbox settings name a path that does not exist. Nothing ran. Not retryable.
+        SettingsError: the sandbox settings refer to a missing path. Nothing ran. Not retryable.
     """
     protected = _protected_paths(context.root)
     result = runner.run(

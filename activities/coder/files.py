@@ -47,7 +47,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Give a text the CRLF line endings and the byte order mark of the previous content."""
+    """Apply the CRLF line endings and the byte order mark of the previous content to a text."""
     if before is None:
         return text
     # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
@@ -73,7 +73,7 @@ _KINDS = {
 
 
 class FolderEntry(NamedTuple):
-    """Entry in a folder that is kept open."""
+    """An entry in a folder. The folder is kept open."""
 
     folder: int
     """The open file descriptor."""
@@ -158,8 +158,8 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
     Args:
         root: the top of the tree.
         change: the change to one file.
-        temporary: name of the new file until it is complete. An existing file with this name was left by
-            a dead process.
+        temporary: name of the new file until it is complete. If a file with this name exists, a dead
+            process left it behind.
 
     Raises:
         ToolError: the file no longer has the expected content or is not a regular file.

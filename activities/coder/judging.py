@@ -110,8 +110,8 @@ def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
     """Return the tool calls in a response that consists only of calls.
 
-    Small models write calls as plain text. A call inside other text is only a quotation, for example from
-    a file, from a rejected instruction or from the model's own thoughts.
+    Small models write calls as plain text. A call that is surrounded by other text is only a quotation,
+    for example from a file, from a rejected instruction or from the model's own thoughts.
     """
     answer = _THOUGHTS.sub("", text, count=1).strip()
     fence = _FENCE.fullmatch(answer)
@@ -218,7 +218,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _unwrap(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Decode an argument that the model wrote as a string but the schema does not allow as a string."""
+    """Decode an argument that the model wrote as a string although the schema does not allow a string."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:

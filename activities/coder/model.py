@@ -217,7 +217,7 @@ older servers do not accept `parallel_tool_calls`."""
 
 @dataclass(frozen=True)
 class OpenAIModel:
-    """Models of one service. Each reply is one paid request. The calling activity handles retries."""
+    """The models of one service. Each reply is one paid request. The calling activity handles retries."""
 
     service: ModelService
     missing: set[str] = field(default_factory=set)

@@ -37,7 +37,7 @@ class CoderRequest(Sparse):
 
 
 class Brief(Sparse):
-    """Settings of a session on this host, and progress of an earlier delivery."""
+    """The settings of a session on this host, and the progress of an earlier delivery."""
 
     session: str
     bounds: Bounds = Bounds()
@@ -62,7 +62,7 @@ class TurnRequest(Sparse):
 
 
 class ToolRequest(Sparse):
-    """Request for one tool call in a turn."""
+    """A request for one tool call in a turn."""
 
     scope: CoderScope
     turn: int
@@ -71,7 +71,7 @@ class ToolRequest(Sparse):
 
 
 class CheckWorkResult(Sparse):
-    """Result of running the definition of done."""
+    """The result of running the definition of done."""
 
     green: bool = False
     tree: str = ""
@@ -85,7 +85,7 @@ class CheckWorkResult(Sparse):
 
 
 class JudgeRequest(Sparse):
-    """Request to verify that the tester's tests can fail."""
+    """A request to verify that the tester's tests can fail."""
 
     scope: CoderScope
     coded_tree: str
@@ -108,7 +108,7 @@ class JudgeResult(Sparse):
 
 
 class TryCheckRequest(Sparse):
-    """Request to try a check that the planner wrote."""
+    """A request to try a check that the planner wrote."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -130,7 +130,7 @@ class TryCheckResult(Sparse):
 
 
 class ToolError(TightloopError):
-    """Raised if a tool cannot carry out a call. The message gives the model the reason and an alternative."""
+    """Raised if a tool cannot carry out a call. The message tells the model the reason and an alternative."""
 
 
 class Message(NamedTuple):
@@ -148,7 +148,7 @@ class Message(NamedTuple):
 
 
 class ToolSpec(NamedTuple):
-    """Description of a tool for a model."""
+    """The description of a tool for a model."""
 
     name: str
     description: str
@@ -169,7 +169,7 @@ class ToolResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """Prepared change to one file. A rename applies the change atomically."""
+    """A prepared change to one file. The file is replaced atomically by a rename."""
 
     path: str
     """The path relative to the root."""
@@ -184,14 +184,14 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramStart:
-    """Program that is ready to start. All checks have passed."""
+    """A program that is ready to start. All checks have passed."""
 
     run: Callable[[], ToolResult]
     """Starts the program and waits for it to end."""
 
 
 class CoderMemory(Protocol):
-    """Memory of one project. The methods block."""
+    """The memory of one project. The methods block."""
 
     def search(self, query: str, limit: int) -> list[str]:
         """Search the memory and return the best matches first. Empty if the memory is unavailable."""
@@ -229,10 +229,10 @@ class ToolContext:
 
 @dataclass(frozen=True)
 class Tool:
-    """Tool that the coder can call.
+    """A tool that the coder can call.
 
-    A tool reads something, or it prepares a file change or a program start. `ToolExecutor` records the
-    change or start before carrying it out.
+    A tool either reads something, or prepares a file change or a program start. `ToolExecutor` records
+    the change or the start before carrying it out.
     """
 
     spec: ToolSpec

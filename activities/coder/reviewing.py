@@ -26,13 +26,13 @@ from tightloop.value import clip, format_count
 
 @dataclass(frozen=True)
 class CodeReviewer:
-    """Safety review of all changes since the delivery started."""
+    """A safety review of all changes since the delivery started."""
 
     rules: CodeRules
     scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
-        """Return the finding or the question that prevents the code from running, or None if it may run."""
+        """Return the refusal or the question that prevents the code from running, or None if it may run."""
         review = self._scan(context, context.grants)
         match review.verdict:
             case Verdict.ALLOW:
@@ -73,7 +73,7 @@ _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 
 @dataclass(frozen=True)
 class ChangedTests:
-    """Test gate for the test files that were added or changed after the coder finished."""
+    """The test gate for test files that were added or changed after the coder finished."""
 
     gate: SandboxedTestGate
     review: Review
@@ -123,11 +123,11 @@ class ChangedTests:
         )
 
     def try_check(self, context: ToolContext, proposed: ProposedCheck, runner: CheckRunner) -> tuple[str, str]:
-        """Write the test file of a check, and run the check on the tree before any work has been done.
+        """Write the test file of a check, and run the check on the tree from before any work.
 
         Returns:
-            The new tree and "" if the check counts. Otherwise, the original tree and the reason, addressed to the
-            check's author.
+            The new tree and "" if the check counts. Otherwise, the original tree and the reason, addressed to
+            the author of the check.
         """
         assert context.tree is not None
         tree, before = context.tree, context.base_tree
@@ -149,8 +149,8 @@ class ChangedTests:
     def _write_test(self, context: ToolContext, proposed: ProposedCheck) -> str:
         """Write a new test file and try its tests.
 
-        Return "" if a test fails because something is missing. Otherwise, return the reason why none of the
-        tests shows this.
+        Return "" if a test fails because something is missing. Otherwise, return the reason why no test shows
+        that something is missing.
         """
         assert context.tree is not None
         tree, path = context.tree, proposed.path

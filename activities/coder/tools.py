@@ -70,7 +70,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
-    """Return the path argument and the content of the file. The content is None if there is no file."""
+    """Return the path argument and the content of the file. The content is None if the file does not exist."""
     path = relative(context.root, arguments["path"])
     check_writable(path)
     return path, read_content(context.root, path)
@@ -338,7 +338,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the commands that run the given tests. Without tests, return the checks.
+    """Return the commands that run the given tests, or the checks if no tests are given.
 
     The tests are run with the pytest command of one of the checks.
 

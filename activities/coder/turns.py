@@ -45,9 +45,9 @@ def digest_text(lines: Sequence[str], left_out: int) -> str:
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
-    """Append turns to the digest.
+    """Append turns to the digest, dropping the oldest lines if it becomes too long.
 
-    Return the remaining lines and the number of dropped lines. The oldest lines are dropped first.
+    Return the remaining lines and the number of dropped lines.
     """
     lines = [*before, *(line for turn in turns for line in _lines(turn))]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
@@ -146,7 +146,7 @@ class Conversation(NamedTuple):
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """Messages to send to the model. The digest is part of the task, so compaction keeps both."""
+        """The messages to send to the model. The digest is part of the task, so compaction keeps both."""
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
@@ -160,7 +160,7 @@ class Conversation(NamedTuple):
     def compact(self, keep_tokens: int) -> "Conversation":
         """Shorten the conversation.
 
-        The newest turns are kept in full, and each older turn is replaced with one line. The newest turn is
+        The newest turns are kept in full. Each older turn is replaced with a single line. The very last turn is
         always kept, because the model expects its results.
         """
         blocks: list[list[Message]] = []
@@ -185,7 +185,7 @@ class Conversation(NamedTuple):
 
 
 def start_conversation(role: Role, task: str) -> Conversation:
-    """Start a role's conversation about a task."""
+    """Start a conversation in which a role works on a task."""
     return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
 
@@ -276,7 +276,7 @@ def write_turn(session_folder: Path, stored: StoredTurn) -> None:
 def discard_turns(session_folder: Path, first: int) -> None:
     """Delete turn `first` and all later turns, with their calls.
 
-    They belong to an abandoned branch of the session.
+    These turns belong to an abandoned branch of the session.
     """
     entries = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
     # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.

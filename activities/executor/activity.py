@@ -75,7 +75,7 @@ _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class HandOffRequest(Value):
-    """Request to queue a plan for the executor."""
+    """A request to queue a plan for the executor."""
 
     scope: EpisodeScope
     iteration: int
@@ -95,7 +95,7 @@ class Delivery(Value):
 
 
 class ExecuteRequest(Value):
-    """Request to run a delivery. The files on disk must match the given tree."""
+    """A request to run a delivery. The files on disk must match the given tree."""
 
     scope: EpisodeScope
     key: str
@@ -103,7 +103,7 @@ class ExecuteRequest(Value):
 
 
 class ConcludeRequest(Value):
-    """Request to report a delivery that a workflow carried out."""
+    """A request to report a delivery that a workflow carried out."""
 
     scope: EpisodeScope
     begun: ExecutorReport
@@ -125,12 +125,13 @@ ENDING_BYTES = 4_096
 
 
 def take_ending(tree: "WorkingTree", before: str) -> str:
-    """Delete the ending file from a working tree. Return the reason that it gives, or "" if there is no such file.
+    """Delete the ending file from a working tree and return the reason in it.
 
-    The executor states in this file that the work cannot be done. Only the file counts, because the prose in a report
-    often contains "cannot" or "impossible" in passing.
+    The executor uses this file to state that the work cannot be done. The text of a report is not searched
+    for such statements, because it often contains "cannot" or "impossible" in passing.
 
-    A file that was already in the tree `before` the delivery was not written by the executor, and is kept.
+    Returns "" if there is no such file. A file that was already in the tree `before` the delivery was not
+    written by the executor. It is kept.
     """
     path, text = tree.root / ENDING_FILE, b""
     if not os.path.lexists(path) or ENDING_FILE.encode() in tree.entries(before):
@@ -197,11 +198,11 @@ class ExecutionActivities:
     # The executors poll for it instead, and kill their processes first.
     @activity.defn(no_thread_cancel_exception=True)
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
-        """Run a delivery and wait for it to end.
+        """Run a delivery and wait until it has finished.
 
         Idempotent: if the delivery has already been reported, its report is returned. If an earlier attempt
-        crashed, the outcome is read from the files that it left. If they do not show the outcome, the order's
-        `on_crash` decides: repeat the delivery, ask a person, or report the outcome as unknown.
+        crashed, the outcome is read from the files that it left behind. If they do not show the outcome, the
+        order's `on_crash` decides: repeat the delivery, ask a person, or report the outcome as unknown.
         """
         workspace = Path(request.scope.workspace)
         outbox = self._outboxes(workspace)
@@ -286,7 +287,7 @@ class ExecutionActivities:
     def _record_break_off(self, outbox: "Outbox", key: str) -> Iterator[None]:
         """Mark a delivery as claimed. If the block raises an error, record the reason in the outbox.
 
-        A claimed delivery without a report and without a reason means that its worker was killed.
+        If a claimed delivery has neither a report nor a reason, its worker was killed.
         """
         self._claimed.add(key)
         try:

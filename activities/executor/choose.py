@@ -64,7 +64,7 @@ class ExecutorRegistry:
 
 @dataclass(frozen=True)
 class ExecutorDependencies:
-    """Objects that all executors of a worker share."""
+    """The objects that all executors of a worker share."""
 
     settings: Settings
     homes: Path

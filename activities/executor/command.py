@@ -211,7 +211,7 @@ class CommandExecutor(Executor):
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
 
     def _hidden_file(self, spec: SandboxSpec) -> Path | None:
-        """Return the file on this host that an argument names if the sandbox hides it, or None."""
+        """Return a host file that an argument names but the sandbox hides, or None."""
         if self.sandbox.name in (_DOCKER, UNSAFE):
             return None
         root = path_inside(self.sandbox.name, spec.root)
@@ -247,7 +247,7 @@ def is_outside(argument: str, root: Path) -> bool:
     """Return whether an argument refers to a path outside `root`. The root must be a resolved path.
 
     Each path in the argument is checked, for example in `--config=/etc/x` or `-I/usr`, and symlinks are
-    followed. This catches mistakes of a planner. The sandbox protects against malicious commands.
+    followed. This catches mistakes made by a planner. The sandbox protects against malicious commands.
     """
     for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
         if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):

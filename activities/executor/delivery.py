@@ -35,7 +35,7 @@ def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Opt
 
 
 def refuse_questions(choice: ExecutorChoice, name: str) -> None:
-    """Reject the permission rule `ask` for an agent that cannot ask. Read-only agents are exempt.
+    """Reject the permission rule `ask` for an agent that cannot ask. It is allowed for read-only agents.
 
     Raises:
         ExecutorError: the permission rule is `ask`.
@@ -52,7 +52,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
     Args:
         folder: the parent folder. It may be missing. Symlinks in it are kept.
-        lasts: returns the retention time for a given number of newer folders.
+        lasts: returns how long to keep a folder, given the number of newer folders.
     """
     now, aged_folders = time.time(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
@@ -106,7 +106,7 @@ def failed_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome
 
 
 def fatal_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Create the outcome of a delivery that will keep failing until somebody changes the setup."""
+    """Create the outcome of a delivery that cannot succeed until somebody changes the setup."""
     return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error, error_kind=kind)
 
 

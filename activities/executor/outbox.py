@@ -66,10 +66,10 @@ def open_outbox(workspace: Path) -> "Outbox":
 
 
 class Outbox:
-    """Durable record of deliveries on the executor's host, in one file.
+    """A durable record of the deliveries on the executor's host, stored in one file.
 
-    Each call uses its own connection and is durable when it returns. Safe for use by several threads and processes
-    on one host. Times are seconds since 1970.
+    Each call uses its own connection and is durable when it returns. The outbox can be used by several
+    threads and processes on one host. Times are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,7 +108,7 @@ class Outbox:
             )
 
     def break_off(self, key: str, reason: str) -> None:
-        """Durably record the reason why the last attempt to claim a delivery ended without a report."""
+        """Durably record why the last attempt at a claimed delivery ended without a report."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",

@@ -38,7 +38,7 @@ PROGRESS_S = 1.0
 
 
 class Control:
-    """Supervision of an executor by its activity and its working tree."""
+    """Connects an executor to its activity and its working tree, for example to poll for cancellation."""
 
     def __init__(self, tree: "WorkingTree") -> None:
         self._tree = tree
@@ -66,7 +66,7 @@ class Control:
 
 
 class Availability(Value):
-    """Result of checking whether an executor can be used on this host. The executor is not run."""
+    """The result of checking whether an executor can be used on this host, without running it."""
 
     usable: bool = True
     reason: str = ""
@@ -75,10 +75,10 @@ class Availability(Value):
 
 
 class Executor(ABC):
-    """Carries out one order. Its methods block and run in a thread."""
+    """Carries out one order. The methods block and are called in a thread."""
 
     def availability(self) -> Availability:
-        """Check the program and the key. This takes at most 10 s and starts nothing slow or costly."""
+        """Check the program and the key. This takes at most 10 s and starts nothing that is slow or costs money."""
         return Availability()
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
@@ -174,7 +174,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class NoExecutor(Executor):
-    """Executor that is used if no other one is usable. Every order fails with the reasons."""
+    """The executor that is used if no other one is available. Every order fails with the reasons."""
 
     reason: str
     """A sentence for a person."""

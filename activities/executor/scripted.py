@@ -91,7 +91,7 @@ class ScriptedExecutor(Executor):
 
 
 def try_of(key: str) -> int:
-    """Return the number of the attempt, starting at 1. It is the last part of `<run>/<iteration>/<try>`."""
+    """Return the attempt number, starting at 1, from a key of the form `<run>/<iteration>/<try>`."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdecimal() else 1
 
@@ -161,7 +161,7 @@ def _ending(step: ScriptStep, status: ExecutorStatus) -> ExecutorOutcome:
 
 
 class _Performance:
-    """One step of a script in progress."""
+    """The execution of one step of a script."""
 
     def __init__(self, step: ScriptStep, order: WorkOrder, control: Control, grace_s: float) -> None:
         self._step = step
@@ -288,7 +288,7 @@ class PersonExecutor(Executor):
     """
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return "", because it is safe to write the plan and ask the person again."""
+        """Return "", because writing the plan and asking the person again is always safe."""
         del order
         return ""
 

@@ -47,7 +47,7 @@ def run_gate(
     expected_tree: str,
     cancelled: Callable[[], bool],
 ) -> tuple[GateCheck, ...]:
-    """Run a gate in the sandbox on exactly the expected tree, then revert any changes that it made.
+    """Run a gate in the sandbox on exactly the expected tree, and revert any changes that the gate made.
 
     Returns:
         The gate's result, followed by the results of its individual checks.
@@ -96,7 +96,7 @@ TAIL_CHARACTERS = 1_000
 
 
 class InspectRequest(Value):
-    """Request to inspect a project, or one of its episodes."""
+    """A request to inspect a project or one of its episodes."""
 
     scope: EpisodeScope
     goal: str = ""
@@ -179,9 +179,9 @@ class InspectionActivities:
             store: store for the output of trial runs.
             named: gates chosen by people, most specific first.
             folder: the project's folder, relative to the top of the tree; "" for the top itself.
-            before: gates found when the work began. Removing a gate's configuration must not remove the gate.
-            base: tree id of the files when the work began. Their checks that are missing from `before` could
-                not run.
+            before: gates found when the work began. They are kept even if their configuration is removed.
+            base: tree id of the files when the work began. Checks of this tree that are missing from `before`
+                could not be run.
         """
         if chosen := next(filter(None, named), ()):
             return chosen
@@ -292,7 +292,7 @@ class InspectionActivities:
 def _of_trials(
     tried: tuple[TriedCheck, ...], gates: tuple[Check, ...]
 ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-    """Return the state of each gate from its trial run, and the last output of each failing gate."""
+    """Return the state of each gate according to its trial run, and the last output of each failing gate."""
     trials = {trial.check.run: trial for trial in tried}
     runs = [(gate, trials[gate.run]) for gate in gates]
     states = []

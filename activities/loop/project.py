@@ -45,7 +45,7 @@ class ProjectRunner:
     """Returns a workspace's prompt privacy."""
 
     def preview(self, work: Work) -> str:
-        """Return the name of the stage that would run."""
+        """Return the name of the stage that `run` would run."""
         return work.action(ProjectAction).stage.replace("_", " ")
 
     def run(self, work: Work) -> RunnerResult:
@@ -176,7 +176,9 @@ def _checks(values: Any) -> tuple[Check, ...]:
 
 
 def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
-    """Add the tasks that a step found to a project's plan, or a task that resolves its conflict.
+    """Add new tasks to a project's plan.
+
+    These are the tasks that a step found, or a task that resolves the step's conflict.
 
     Raises:
         InvalidRequestError: resolving the conflict caused new conflicts too many times.

@@ -28,7 +28,7 @@ class TaskBriefing(Value):
 
 
 class TaskAnswer(Value):
-    """Tasks, or the reason why there are none."""
+    """A list of tasks, or the reason why there are none."""
 
     tasks: tuple[LoopTask, ...] = ()
     problem: str = ""
@@ -62,7 +62,7 @@ NAME = "rules"
 
 
 class RuleTaskPlanner:
-    """Creates one task for the goal, or one for each failing check. Needs no network and no key."""
+    """Creates one task for the goal or one for each failing check. This requires no network and no key."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
@@ -79,7 +79,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return a function that creates task planners. `auto` uses rules if no model is configured."""
+    """Return a factory for task planners. The kind `auto` uses rules if no model is configured."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):
@@ -93,7 +93,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Convert null or a single item to a list. Models sometimes write these instead of a list."""
+    """Convert null or a single item to a list. Models sometimes return these where a list is expected."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

@@ -46,7 +46,7 @@ class OpenAIEmbedder:
     profile = OPENAI
 
     def __init__(self, service: ModelService, model: str, dimension: int, timeout_s: float) -> None:
-        """Set the service, model, vector length and timeout. The timeout applies to each request."""
+        """Set the service, the model, the vector length and the timeout of each request."""
         self._service, self.name, self.dimension, self._timeout_s = service, model, dimension, timeout_s
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":

@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 
 class BestEffortMemory:
-    """Memory that never raises. If the backend fails, the memory is disabled and `problem` is set.
+    """A memory that never raises errors. If the backend fails, the memory is disabled and `problem` is set.
 
-    The memory stays disabled for this activity. Calls block. Each activity creates its own instance.
+    The memory then stays disabled for the rest of the activity. Each activity creates its own instance.
+    Calls block.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class BestEffortMemory:
 
         Args:
             project: the project's id.
-            open_memory: opens the memory; None if the memory is disabled.
+            open_memory: opens the memory. None disables the memory.
             max_recollections: maximum number of recollections in a briefing.
-            problem: known reason not to use the memory.
+            problem: a known reason why the memory cannot be used.
             on_problem: called with the reason when a failure disables the memory.
         """
         self._project, self._open, self._on_problem = project, open_memory, on_problem
@@ -165,7 +166,7 @@ class TextMemory:
     """A project's memory as text for a model. Calls block and do not raise if the backend fails."""
 
     def __init__(self, memory: BestEffortMemory, source: str) -> None:
-        """Set the memory and the source to record with new facts."""
+        """Set the memory, and the source that is recorded with new facts."""
         self._memory, self._source = memory, source
 
     def search(self, query: str, limit: int) -> list[str]:

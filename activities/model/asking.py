@@ -34,7 +34,7 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 class UnusableAnswerError(Exception):
     """Raised by a reader to reject a response.
 
-    It lists the problems for the model to read, one sentence each.
+    It contains a list of problems, one sentence each, which is sent to the model.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -58,7 +58,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange(Generic[T]):
-    """Result of a question: a value, a refusal or a list of problems."""
+    """The result of a question: a value, a refusal or a list of problems."""
 
     value: T | None = None
     refusal: str = ""
@@ -75,7 +75,7 @@ class Exchange(Generic[T]):
 
     @property
     def failure(self) -> str:
-        """A sentence that explains why there is no value."""
+        """The sentence that explains why there is no value."""
         if self.refusal:
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
@@ -87,7 +87,7 @@ class Exchange(Generic[T]):
 
 
 class Asker:
-    """Asks a model service. Malformed responses are sent back with a list of their problems."""
+    """Asks a model service. A malformed response is sent back with a list of its problems."""
 
     def __init__(self, service: ModelService) -> None:
         # One instance for all questions, so that it remembers which models are missing.
@@ -186,7 +186,7 @@ class PromptedAsker:
 
 
 def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-    """Return the value in a response, or the problems of the response."""
+    """Return the value in a response, or the problems with the response."""
     # With a schema, 3 of 100 answers of a small model did not parse, and all three were cut off.
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)
@@ -221,8 +221,8 @@ class Prompts:
     def __init__(self, folder: Path, *, context_characters: int) -> None:
         """Load the prompt files from `folder`.
 
-        A prompt has at most `context_characters` plus the messages from people. The limit is at least
-        `SMALLEST_CONTEXT`.
+        `context_characters` limits the length of a prompt, not including messages from people. The smallest
+        possible limit is `SMALLEST_CONTEXT`.
         """
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
@@ -260,7 +260,7 @@ class Prompts:
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
-        """Format the newest items that fit as a Markdown list.
+        """Format a Markdown list of the newest items that fit into the limit.
 
         The list states how many items were omitted.
         """
@@ -290,9 +290,9 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 def apply_privacy(briefing: B) -> B:
     """Remove content from a briefing that its prompt privacy does not allow.
 
-    A summary keeps the goal, the definition of done, operator notes, the names and counts of checks, the
-    names of changed files, the titles and outcomes of iterations, and reflections that were themselves
-    based on a summary.
+    The level `summary` keeps the goal, the definition of done, operator notes, the names and counts of
+    checks, the names of changed files, the titles and outcomes of iterations, and reflections that were
+    themselves based on a summary.
     """
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing

@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def model_missing(error: openai.APIStatusError) -> bool:
-    """Return whether an error means that this key cannot use the model. Another model may work."""
+    """Return whether an error means that this key cannot use the model. If so, another model may work."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
     if error.status_code not in (400, 403) or error.code == "context_length_exceeded":

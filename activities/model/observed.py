@@ -98,7 +98,7 @@ _progress: ContextVar[Work] = ContextVar("progress", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
-    """Start reporting progress. The elapsed time includes earlier attempts."""
+    """Start reporting progress. The elapsed time includes the time spent by earlier attempts."""
     earlier = Work()
     # Details of an older release may not fit the model; the report then starts from zero.
     for detail in activity.info().heartbeat_details:
@@ -126,12 +126,12 @@ def report_step(step: str, problems: Sequence[str] = ()) -> None:
 
 
 def describe_problem() -> str:
-    """Explain why there is no answer yet."""
+    """Return a sentence that explains why there is no answer yet."""
     return work_problems(_progress.get())
 
 
 def record_failure(spent: timedelta, problem: str) -> None:
-    """Pass the failure and the total time spent to the next attempt through the heartbeat."""
+    """Save the problem and the total time spent for the next attempt, using the heartbeat."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))
 

@@ -52,8 +52,8 @@ class Lenient(NamedTuple):
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
     """Parse the object whose opening brace is at `start`.
 
-    An object counts as complete if it has all `keys` (as returned by `fold_key`) and lacks only the
-    closing brace.
+    An object without a closing brace is considered complete if nothing else is missing and it has all `keys`.
+    The keys must have been folded with `fold_key`.
 
     Raises:
         Malformed: there is no object at this position.
@@ -70,7 +70,7 @@ def begins_object(text: str, brace: int) -> bool:
 
 
 def cut_key(text: str, brace: int) -> str | None:
-    """Return the partial key if the text ends in the first key after the brace, or None otherwise."""
+    """Return the incomplete key if the text ends in the first key after the brace. Otherwise, return None."""
     match = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
     return match["name"] if match else None
 
@@ -229,7 +229,10 @@ class _Reader:
         return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
-        """Return whether a string ends before `at`. None means that it ends there if no better end is found."""
+        """Return whether the quotation mark before `at` closes a string.
+
+        None means that this is possible. The string ends there if no better end is found.
+        """
         text = self.text
         after = _past(_BLANK, text, at)
         character = text[after : after + 1]
@@ -248,7 +251,7 @@ class _Reader:
         return key is not None and key["quoted"] is not None
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
-        """Return whether a member or item starts at `at`, or the enclosing object or list ends there."""
+        """Return whether a member or item starts at `at`, or the surrounding object or list ends there."""
         text = self.text
         character = text[at : at + 1]
         if not character or character in "]})":
@@ -277,7 +280,7 @@ _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
 class Level(StrEnum):
-    """Amount of repair that a text needed."""
+    """The amount of repair that a text needed."""
 
     EXACT = "exact"
     UNWRAPPED = "unwrapped"
@@ -340,7 +343,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
-    """Return whether an object has all the keys and does not just repeat the schema or its example."""
+    """Return whether an object has all the keys and is not just a copy of the schema or its example."""
     folded_items = {fold_key(key): item for key, item in value.items()}
     folded_keys = [fold_key(key) for key in keys]
     return set(folded_keys) <= set(folded_items) and not all(_is_echo(folded_items[key]) for key in folded_keys)
@@ -487,10 +490,10 @@ class AnswerError(Exception):
 
 
 class Unpacker:
-    """Streaming decompressor with an output limit, which protects against decompression bombs."""
+    """A streaming decompressor with an output limit, which protects against decompression bombs."""
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
-        """Set the value of `Content-Encoding` and the output limit.
+        """Set the encoding (the value of `Content-Encoding`) and the output limit.
 
         Raises:
             AnswerError: the encoding is unknown.

@@ -99,7 +99,7 @@ SUMMARY_COMMAND_CHARACTERS = 120
 
 
 class CompensationFact(Value):
-    """Record that an attempt was compensated, with the resulting tree."""
+    """Records the compensation of an attempt and the resulting tree."""
 
     result: CompensationResult
 
@@ -229,7 +229,10 @@ class Compensator:
         return result.evolve(drift=undone), run_result
 
     def _run_compensation_step(self, work: Work, run_step: RunStep) -> CompensationResult | None:
-        """Run the step that compensates another step, if there is one. Its record is named `undo-<step>`."""
+        """Run the step that compensates another step. Return None if there is no such step.
+
+        The record of the compensation step is named `undo-<step>`.
+        """
         request, name = work.request, (work.step.compensate or Compensation()).step
         if not name:
             return None
@@ -366,7 +369,7 @@ STEP_ACTIVITIES = {
 # no_thread_cancel_exception: otherwise the SDK raises in the thread between any two lines, for example after a file was
 # changed but before it was recorded. Long operations poll `is_cancelled` where stopping is safe.
 class PlanActivities:
-    """Activities for plans. All are idempotent and registered under their method names."""
+    """The activities for plans. All are idempotent and registered under their method names."""
 
     def __init__(self, ports: PlanPorts) -> None:
         self._ports = ports
@@ -448,7 +451,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
-        """Return the child workflows that a step needs, or the step's result if there are none."""
+        """Return the child workflows that a step needs. If it needs none, return the step's result."""
         prepared = self._prepare(request)
         note_preparation(self._ledger(request.scope), request, prepared, this_call())
         return prepared
@@ -553,7 +556,7 @@ class PlanActivities:
 
 
 def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -> tuple[ResultPart, ...]:
-    """Return the changes of a plan, either as a whole or per step in the order in which they were made."""
+    """Return the changes of a plan, either as a whole or for each step in the order they were made."""
     scope, message = request.scope, closing_message(request.title or plan.title, request.snapshot, request.reason)
     if request.result != "commits":
         return (ResultPart(scope.base_tree, request.expected_tree, message),)

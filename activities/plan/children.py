@@ -171,7 +171,7 @@ class Worktrees:
             yield worktree
 
     def remove(self, scope: PlanScope) -> None:
-        """Remove the worktree of a child that has ended. Its trees are preserved by refs. Idempotent."""
+        """Remove the worktree of a finished child. Its trees are preserved by refs. Idempotent."""
         self._workspaces.release(scope)
         root, state = root_of(scope), state_folder_of(scope)
         # First, so that a partially removed worktree is recreated when it is needed again.
@@ -186,7 +186,7 @@ class Worktrees:
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
-        """Remove worktrees of children that were cancelled, or not settled because their worker died."""
+        """Remove the worktrees of children that were cancelled, or not settled because their worker died."""
         folder = state_folder_of(scope) / "worktrees"
         # By name, as nothing else remembers a child whose parent died before it was settled.
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
@@ -223,9 +223,9 @@ class AlternativeResult:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Sort key. The best alternative comes first.
+        """The key for sorting the alternatives. The best alternative comes first.
 
-        Alternatives are ranked by highest score, then by smallest change, then by their order in the plan.
+        Alternatives are sorted by highest score, then by smallest change, then by their order in the plan.
         """
         return (-(self.score or 0.0), self.lines, self.files, self.order)
 
@@ -358,7 +358,7 @@ SHOWN = 10
 
 
 class OwnWorktree:
-    """Prepares an episode's worktree and merges its result."""
+    """Prepares the worktree of an episode and merges the episode's result."""
 
     def __init__(self, worktrees: Worktrees) -> None:
         self._worktrees = worktrees
@@ -510,7 +510,7 @@ class StepChildren:
         return StepRun(plans=(_subplan(work),))
 
     def preview(self, work: Work) -> str:
-        """Describe the children that would be started."""
+        """Describe the children that the step would start."""
         step = work.step
         if step.episode is not None:
             who = step.episode.executor or self._settings.executor.default

@@ -112,7 +112,7 @@ class Command:
 
     @property
     def script(self) -> str:
-        """Script that sets the variables before running the command.
+        """A script that sets the variables and then runs the command.
 
         It is used by runners with a fixed environment.
         """
@@ -180,7 +180,7 @@ def _store_variable(text: str, reference: str, variables: dict[str, str]) -> str
 
 
 def _expansion(name: str, quoting: QuotingContext) -> str:
-    """Return the shell expansion that yields exactly one word in this position."""
+    """Return the shell expansion that yields exactly one word at this position."""
     if quoting is QuotingContext.SINGLE_QUOTED:
         # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"

@@ -51,7 +51,7 @@ Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
 
 
 class RerunBase(Value):
-    """First and last tree of a plan run.
+    """The first and last tree of a plan run.
 
     Both are empty if the run did not read any files, or if a person edited files during the run.
     """
@@ -282,8 +282,8 @@ class PlanOpener:
         """Return the initial tree of the run, and notes for the operator.
 
         If the files are exactly as the last run left them, they are reset to the initial tree of that run.
-        The completed steps are then reused, so no step is applied twice. Files that somebody has changed
-        since are kept.
+        The completed steps are then reused, so no step is applied twice. If somebody has changed the files since
+        then, they are kept.
         """
         snapshot = tree.snapshot()
         records = open_file_records(Path(scope.workspace))

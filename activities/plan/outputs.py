@@ -160,7 +160,7 @@ class References:
         return values[head]
 
     def _fitting(self, name: str) -> list[str]:
-        """Return the step ids that the reference may start with. This does not scan all steps."""
+        """Return the step ids that the reference may start with. This does not search all steps."""
         parts = name.split(".")
         # Step ids may contain dots, so every prefix of the reference may be an id.
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
@@ -228,7 +228,7 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return the tree after step `since`, or the plan's initial tree if `since` is empty.
+    """Return the tree after step `since`. If `since` is empty, return the plan's initial tree.
 
     Return "" if the tree is unknown.
     """
@@ -241,7 +241,8 @@ def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
 def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
     """Convert outputs to the form that is stored in records.
 
-    Large values are replaced with `{"artifact": {...}}`. So are values that already have this form.
+    Large values are replaced with `{"artifact": {...}}`. Values that already have this form are treated in
+    the same way.
     """
     packed = dict(outputs)
     for name, value in outputs.items():

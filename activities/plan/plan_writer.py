@@ -48,7 +48,7 @@ EXAMPLE = '{"rationale": "...", "plan": "id: fix\\nsteps:\\n  - id: test\\n    s
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """Settings for plans written by a model."""
+    """The settings for plans written by a model."""
 
     service: ModelService
     caution: Caution
@@ -61,7 +61,7 @@ class PlannerOptions:
 class PlanWriter:
     """Writes plans with a model if the setting `plans.agent_planning` is on.
 
-    Invalid plans are sent back to the model with their problems, up to a limit.
+    An invalid plan is sent back to the model with a list of its problems. The number of attempts is limited.
     """
 
     def __init__(self, planning: PlannerOptions) -> None:
@@ -222,7 +222,9 @@ class PlanWriter:
 
 
 def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
-    """Add the old plan's steps that `keep` names, unless the new plan defines them itself.
+    """Add the steps of the old plan that are listed in `keep`.
+
+    A step that the new plan defines is not replaced.
 
     Raises:
         UnusableAnswerError: `keep` contains an unknown step.

@@ -88,7 +88,7 @@ class Work:
 
     @cached_property
     def command(self) -> Command:
-        """The resolved command of a shell step. The policy is checked against exactly this text."""
+        """The command of a shell step with all references resolved. The policy checks exactly this text."""
         return shell_command(self.action(ShellAction).run, self.lookup)
 
     def resolve(self, value: Any) -> Any:
@@ -157,7 +157,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class UndoResult:
-    """Result of reverting a change in another tree."""
+    """The result of reverting a change in another tree."""
 
     tree: str = ""
     """Tree id. Empty if there are conflicts."""

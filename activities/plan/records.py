@@ -54,7 +54,7 @@ class LoadedPlan:
 
     @cached_property
     def graph(self) -> str:
-        """Packed graph for the scheduler. It is cached because every workflow run needs it.
+        """The packed graph for the scheduler. It is cached because every workflow run needs it.
 
         Raises:
             InvalidRequestError: the graph is too large for the workflow history.
@@ -246,7 +246,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RunStart(Value):
-    """Start time of a plan's latest run."""
+    """The start time of a plan's latest run."""
 
     at: datetime
 
@@ -439,7 +439,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 class ChecksFact(Value):
-    """Location of the latest report on the definition of done."""
+    """The location of the latest report on the definition of done."""
 
     report: ArtifactRef
 

@@ -16,7 +16,7 @@ from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class PlanScope(EpisodeScope):
-    """Scope of one plan in one workspace. `episode_id` is the id of the plan and of its workflow."""
+    """The scope of one plan in one workspace. `episode_id` is the id of the plan and of its workflow."""
 
     plan: ArtifactRef | None = None
     """The revision's stored `StoredPlan`. None only before the plan is opened."""
@@ -61,13 +61,13 @@ class OpenedPlan(Value):
 
 
 class LoadPlanRequest(Value):
-    """Request from a continued run for the graph of a stored revision."""
+    """A request from a continued run for the graph of a stored revision."""
 
     scope: PlanScope
 
 
 class RevisePlanRequest(Value):
-    """Request for a new revision. A planner is asked if no person has supplied a text."""
+    """A request for a new revision. If no person has supplied a text, a planner is asked."""
 
     scope: PlanScope
     source: str = ""
@@ -86,7 +86,7 @@ class RevisePlanRequest(Value):
 
     @property
     def busy(self) -> list[str]:
-        """Fixed steps that have not ended yet."""
+        """The fixed steps that are still running or waiting."""
         return [step for step in self.fixed if self.statuses.get(step) in (StepStatus.RUNNING, StepStatus.WAITING)]
 
 
@@ -110,7 +110,7 @@ class RevisedPlan(Value):
 
 # Sparse: the history holds one per attempt, and a step costs 900 bytes there (docs/reference/figures.md).
 class RunStepRequest(Sparse):
-    """Request to run or compensate one step attempt."""
+    """A request to run or compensate one step attempt."""
 
     scope: PlanScope
     step: str
@@ -145,7 +145,7 @@ class CompensationResult(Value):
 
 
 class VerifyPlanRequest(Value):
-    """Request to run the definition of done after all steps have ended."""
+    """A request to run the definition of done after all steps have finished."""
 
     scope: PlanScope
     expected_tree: str
@@ -154,7 +154,7 @@ class VerifyPlanRequest(Value):
 
 
 class PlanVerification(Value):
-    """Result of running a plan's definition of done."""
+    """The result of running a plan's definition of done."""
 
     passed: bool = True
     total: int = 0
@@ -171,7 +171,7 @@ class PlanVerification(Value):
 
 
 class ClosePlanRequest(Value):
-    """Request to close a plan. This stores the plan's archive and releases its claim."""
+    """A request to close a plan. This stores the plan's archive and releases its claim."""
 
     scope: PlanScope
     outcome: PlanOutcome
@@ -203,7 +203,7 @@ class PlanClosed(Value):
 
 
 class StepRun(Value):
-    """Child workflows to start for an `episode`, `subplan` or `branch` step."""
+    """The child workflows to start for an `episode`, `subplan` or `branch` step."""
 
     result: StepResult | None = None
     """Set if there is nothing to start because the step is already done, skipped, denied or a preview."""
@@ -218,9 +218,9 @@ class StepRun(Value):
 
 
 class SettleRequest(Value):
-    """Request to settle a step after its children have ended.
+    """A request to settle a step after its children have finished.
 
-    Their results are compared, and the best alternative is applied.
+    The results of the children are compared, and the best alternative is applied.
     """
 
     run: RunStepRequest

@@ -64,10 +64,10 @@ Raises `PlannerError` if the kind is unknown or its key is missing.
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
-    """Ask a planner until its message matches the template. Return `MALFORMED` if it never does.
+    """Ask a planner until its message matches the template. Return `MALFORMED` with a reason if it never does.
 
     Fields that the loop knows are filled in: project, goal, iteration, definition of done and a fresh
-    reflection. The planner must supply the rest. `MALFORMED` comes with a reason.
+    reflection. The planner must supply the rest.
 
     Raises:
         PlannerError: the service rejects the request; not retryable.
@@ -100,7 +100,10 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
 
 def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
-    """Replace a plan that claims to be done with a plan for the work that a person requested."""
+    """If the planner claims to be done, return a plan for the work that a person requested.
+
+    Any other answer is returned unchanged.
+    """
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
@@ -197,7 +200,7 @@ class NextPlanRequest(Value):
 
 
 class WriteCheckRequest(Value):
-    """Request to write a check that fails before the work starts."""
+    """A request to write a check that fails before the work starts."""
 
     scope: EpisodeScope
     problem: str = ""
@@ -205,7 +208,7 @@ class WriteCheckRequest(Value):
 
 
 class DraftRequest(Value):
-    """Request to draft hidden scenarios before the work starts."""
+    """A request to draft hidden scenarios before the work starts."""
 
     scope: EpisodeScope
     limit: int
@@ -236,7 +239,7 @@ class PlanningActivities:
     async def draft_scenarios(self, request: DraftRequest) -> DraftedScenarios:
         """Ask a model to draft hidden scenarios. Not idempotent: each retry makes another paid request.
 
-        If the request is rejected or the model is too slow, the episode has no drafts. This is not a failure.
+        If the service rejects the request or the model is too slow, the episode simply has no drafts.
 
         Raises:
             PlannerUnavailableError: the model service is busy or down; retryable after the delay that it

@@ -32,7 +32,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Convert null or a single item to a list. Models sometimes write these instead of a list."""
+    """Convert null or a single item to a list. Models sometimes return these where a list is expected."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -210,7 +210,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return the number of failing checks and the names of the first few."""
+    """Return a text with the number of failing checks and the names of the first three."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 
@@ -220,7 +220,7 @@ def _gave_up(reason: str) -> PlannerAnswer:
 
 
 def _with_notes(answer: PlannerAnswer, notes: tuple[str, ...]) -> PlannerAnswer:
-    """Add people's messages to the plan. The rules themselves cannot follow them."""
+    """Add people's messages to the plan. Rules cannot act on these messages."""
     if answer.message is None or not notes:
         return answer
     context = "\n\n".join((*notes, answer.message.context))
@@ -242,7 +242,7 @@ def _claims_done(count: int) -> PlannerAnswer:
 
 
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
-    """Plan to hand over the goal and the failures. The agent decides on the steps."""
+    """Plan to hand over the goal and the failures to the agent, which decides on the steps."""
     failed = report.failed
     helped = [
         (recollection, recollection.pattern)
@@ -321,7 +321,7 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
 
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
-    """Return a function that creates planners. `auto` uses rules if no model is configured."""
+    """Return a factory for planners. The kind `auto` uses rules if no model is configured."""
     by_model = cache(lambda: OpenAIPlanner(service))
     return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 
@@ -343,7 +343,7 @@ class ProjectRuff:
     def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
         """Return the rules of the ruff version that the command `start` runs in `root`.
 
-        This call blocks. If ruff fails, the result has no rules, and its `problem` contains the reason.
+        This call blocks. If ruff fails, the result has no rules and its `problem` states the reason.
         """
         try:
             version = self._output((*start, "--version"), root)

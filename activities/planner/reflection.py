@@ -122,7 +122,7 @@ class ReflectionActivities:
 
 
 def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
-    """Return the difference between the previous plan and this one. Empty if either plan is unknown."""
+    """Return the difference between the previous plan and this one, or "" if either plan is unknown."""
     # After a restore the newest checkpoint belongs to another iteration.
     if request.cause is ReflectCause.RESTORED:
         return ""

@@ -30,9 +30,9 @@ def _join_texts(value: object) -> object:
 
 
 def _parse_list(value: object) -> object:
-    """Convert a single text, numbered keys or a list of objects to a list of texts.
+    """Convert a single text, an object with numbered keys, or a list of objects to a list of texts.
 
-    Models sometimes write these instead of a list. Each object contains one text.
+    Models sometimes return these where a list of texts is expected. Each object contains one text.
     """
     if isinstance(value, str):
         return list(parse_items(value))
@@ -49,7 +49,7 @@ def _parse_list(value: object) -> object:
 
 
 class _Answer(Value):
-    """Response of the model. The schema is in `prompts/answer.json`."""
+    """The model's response; its schema is `prompts/answer.json`."""
 
     diagnosis: Annotated[str, BeforeValidator(_join_texts)] = ""
     action_items: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
@@ -59,7 +59,7 @@ def read_reflection(value: dict[str, Any]) -> Reflection:
     """Read a reflection from the object that a model returned.
 
     Raises:
-        UnusableAnswerError: the diagnosis or the action items are missing. Dots used as placeholders do not count.
+        UnusableAnswerError: the diagnosis or the action items are missing, or consist of placeholder dots.
         ValidationError: a value has the wrong type.
     """
     answer = _Answer.model_validate(value)
@@ -206,6 +206,6 @@ class OpenAIReflector:
 
 
 def reflectors(service: ModelService) -> Reflectors:
-    """Return a function that creates reflectors. They use rules unless a model does the planning."""
+    """Return a factory for reflectors. They use a model if the planner uses one, and rules otherwise."""
     by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

@@ -57,7 +57,7 @@ class _Material(Value):
 
 
 class DraftAnswer(NamedTuple):
-    """Drafted scenarios that have not been tried yet, or the reason why there are none."""
+    """A list of drafted scenarios that have not been tried yet, or the reason why there are none."""
 
     bundle: ScenarioBundle | None
     reason: str = ""
@@ -140,7 +140,7 @@ ScenarioWriters = Callable[[str], ScenarioWriter | None]
 
 
 def scenario_writers(service: ModelService) -> ScenarioWriters:
-    """Return a function that returns the scenario writer for a kind of planner."""
+    """Return a factory that takes a kind of planner and returns the scenario writer for it."""
     by_model = cache(lambda: ScenarioWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 
@@ -211,7 +211,7 @@ class _Answer(Value):
 
 
 class CheckAnswer(NamedTuple):
-    """A check, or the reason for not proposing one."""
+    """A check, or the reason why none is proposed."""
 
     check: ProposedCheck | None
     reason: str = ""
@@ -275,16 +275,16 @@ CheckWriters = Callable[[str], CheckWriter | None]
 
 
 def check_writers(service: ModelService) -> CheckWriters:
-    """Return a function that returns the check writer for a kind of planner."""
+    """Return a factory that takes a kind of planner and returns the check writer for it."""
     by_model = cache(lambda: CheckWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 
 
 def with_files(briefing: Briefing, root: Path) -> Briefing:
-    """Add file names and excerpts from `root` to a briefing.
+    """Add file names and excerpts of files below `root` to a briefing.
 
-    The excerpts are from the files that are most similar to the goal. If the folder cannot be accessed,
-    the briefing is returned unchanged.
+    The excerpts come from the files that are most similar to the goal. If the folder cannot be read, the
+    briefing is returned unchanged.
     """
     try:
         names = sorted(list_files(root))

@@ -46,7 +46,7 @@ def run_process(
 ) -> ProcessResult:
     """Run a program until it exits, exceeds a limit or is cancelled.
 
-    The whole process tree has ended when this returns, even if a callback raises an error. If this
+    When this returns, no process of the tree is running, even if a callback raises an error. If this
     process dies, the tree ends within a second or two. The call takes at most the wall limit, two grace
     periods and a few seconds.
 

@@ -50,7 +50,7 @@ _SIGNALS: Mapping[Reason | None, tuple[Signals, ...]] = {
 
 
 class Child:
-    """A running program with its output and its descendants. Use it from one thread at a time."""
+    """A running program with its output and its descendants. Only one thread may use it at a time."""
 
     def __init__(
         self, shim: Shim, marker: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
@@ -81,7 +81,7 @@ class Child:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def exit_code(self) -> int | None:
-        """Return the program's exit code, or None if the program has not ended."""
+        """Return the program's exit code, or None if the program is still running."""
         if self._shim.has_ended and self._shim.exit_code is None:
             # The shim is gone, so the kernel killed the program (PR_SET_PDEATHSIG).
             return -int(SIGKILL)
@@ -148,7 +148,7 @@ class Child:
         self._settle(self._has_exit_code, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:
-        """Return the result of a program that has ended."""
+        """Return the result of a program that has finished."""
         # Both sources, because a pid namespace reaps inside: getrusage(2) outside saw 2 ms of such a run.
         report, footprint = self._shim.report, self._footprint
         return ProcessResult(
@@ -329,10 +329,10 @@ class ProcessSession:
     def end(self, reason: Reason | None) -> ProcessResult:
         """End the program and its descendants, and return the result. Later calls return the same result.
 
-        If `reason` is `EXITED`, the program's input is closed and the program gets the grace period to exit.
-        If it is None, because the caller failed, everything is killed immediately. A limit that was exceeded
-        earlier or a failed start takes precedence over `reason`. `exit_code` is set if the program exited
-        before it was signalled. This blocks for at most two grace periods and a few seconds.
+        If `reason` is `EXITED`, the program's input is closed and the program has the grace period to exit. If
+        `reason` is None, because the caller failed, everything is killed immediately. An exceeded limit or a
+        failed start takes precedence over `reason`. `exit_code` is set if the program exited before it was
+        signalled. This blocks for at most two grace periods and a few seconds.
         """
         self._asked.set()
         with self._ending:

@@ -55,11 +55,11 @@ class BoundedOutput:
 
     @property
     def cut(self) -> bool:
-        """Return whether part of the output was dropped."""
+        """True if part of the output was dropped."""
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
-        """Return the output that was kept. A line states the size of the dropped part."""
+        """Return the output that was kept. If a part was dropped, a line states its size."""
         with self._changing:
             self._trim()
             cut_note = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
@@ -115,7 +115,7 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Limit on the amount of data that a program adds to the disk."""
+    """A limit on the amount of data that a program may write to disk."""
 
     folders: tuple[Path, ...]
     limit_bytes: int
@@ -123,7 +123,7 @@ class Growth:
 
 
 class GrowthWatch:
-    """Watches the disk usage of a program from its start."""
+    """Watches how much data a program adds to the disk after its start."""
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
@@ -178,7 +178,10 @@ class GrowthWatch:
         yield from free_bytes.items()
 
     def _list_added_sizes(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-        """Yield the size of each file that changed since the start, with the top-level entry containing it."""
+        """Yield the size of each file that has changed since the start.
+
+        Each size is preceded by the top-level entry that contains the file.
+        """
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
             if not any(folder != other and folder.is_relative_to(other) for other in folders):

@@ -37,7 +37,7 @@ _prctl = None
 def main(channel: int) -> None:
     """Run the program that the worker sends over `channel`.
 
-    Returns after the program and its descendants have ended.
+    This returns after the program and its descendants have ended.
     """
     worker = os.getppid()
     # If the program inherited the channel, its end of file would never arrive.

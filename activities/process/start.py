@@ -148,7 +148,7 @@ MARK = "CHILD_OF_TIGHTLOOP"
 
 @dataclass(frozen=True)
 class Footprint:
-    """Resource usage of a process tree at a point in time."""
+    """The resource usage of a process tree at a point in time."""
 
     processes: int
     resident_bytes: int
@@ -257,7 +257,7 @@ def _children(process: psutil.Process) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process is running. Zombies count as ended."""
+    """Return whether a process is running. Zombies are treated as ended."""
     return _inspect(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
 
 
@@ -377,7 +377,7 @@ class Shim:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close this process's ends of the pipes. The shim ends once all copies are closed."""
+        """Close this process's ends of the pipes. The shim exits once all copies are closed."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
@@ -402,7 +402,7 @@ class Shim:
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
     """Start a shim and a process. The process joins the control groups and waits for `start`.
 
-    The pipes are unbuffered `popen` pipes. The shim ends when `finish` is called or when this process
+    The pipes are unbuffered pipes from `popen`. The shim ends when `finish` is called or when this process
     ends.
 
     Raises:
@@ -542,6 +542,6 @@ def _pids(joined: str) -> frozenset[int]:
 
 
 def raw(pipe: IO[bytes] | None) -> io.FileIO:
-    """Return a pipe of `popen` as the unbuffered file that it is."""
+    """Return a pipe from `popen` as an unbuffered file."""
     assert isinstance(pipe, io.FileIO)
     return pipe

@@ -242,7 +242,7 @@ def shown_change(differ: "Differ", scope: EpisodeScope, proof: Proof) -> ShownCh
 
 @dataclass(frozen=True)
 class ReviewActivities:
-    """Activities in which a model reviews proven changes."""
+    """Activities that ask a model to review proven changes."""
 
     stores: ArtifactStores
     differ: "Differ"
@@ -254,8 +254,8 @@ class ReviewActivities:
     async def review_proof(self, request: ReviewRequest) -> ReviewResult:
         """Ask a model whether the change solves the task in general. Store the proof with the review.
 
-        The same work is reviewed only once. If the model is slow, unavailable or gives no usable answer,
-        there is no review. This is not a failure. Not idempotent: each retry makes another paid request.
+        The same work is reviewed only once. If the model is slow or unavailable or gives no usable answer, there
+        is simply no review. Not idempotent: each retry makes another paid request.
         """
         scope, attempt = request.scope, activity.info().attempt
         store = self.stores(Path(scope.workspace))

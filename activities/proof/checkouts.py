@@ -101,7 +101,7 @@ class LocalCheckouts:
 
 
 class ProofFolder:
-    """Temporary folder for checkouts and checker observers. It is outside all working trees."""
+    """A temporary folder for checkouts and checker observers. It is outside all working trees."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -141,16 +141,16 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def _on_disk(self, path: str) -> Path:
-        """Return the location of an untracked path on disk. Paths mounted from the workspace are located there."""
+        """Return the location of an untracked path on disk. For a mounted path, this is the mount's source."""
         return next(
             (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
             self._root / path,
         )
 
     def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
-        """Add observers to a check. They immediately start to watch the files in `paths`.
+        """Add observers to a check, and start watching the files in `paths` immediately.
 
-        `paths` are files of the tree. `seen_root` is the path at which the check sees the tree.
+        `paths` are files of the tree. `seen_root` is the path of the tree as the check sees it.
         """
         opened = OpenedFiles(view.content or self._root, [path for path in paths if not is_cache(path)])
         events = self.folder("events")
@@ -298,7 +298,7 @@ FILES_LIMIT = 20_000
 
 
 class OpenedFiles:
-    """Files of a tree that are opened between `start` and `stop`, in the order of first opening.
+    """The files of a tree that are opened between `start` and `stop`, in the order of first opening.
 
     inotify sees every process on this host, in any language and through any mount. It does not report
     which process opened a file. It does not see containers on another host, and it only exists on Linux.
@@ -315,7 +315,7 @@ class OpenedFiles:
         """True if nothing was missed. False before `stop`."""
 
     def start(self) -> None:
-        """Start watching. Does nothing if inotify is missing or its system limit has been reached."""
+        """Start watching. Do nothing if inotify is missing or its system limit has been reached."""
         folders = ["", *(os.fsdecode(path) for path in folders_of(self._paths))]
         if sys.platform != "linux" or len(folders) > FOLDERS_LIMIT:
             return

@@ -102,7 +102,7 @@ class Difference:
         )
 
     def inspections(self) -> frozenset[str]:
-        """Return the commands that only inspect the text of a file that decides another check."""
+        """Return the commands that only inspect the text of files on which other checks depend."""
         return self._loaded.find_inspections(file.path for file in self.guarded)
 
     def named_tests(self, goal: RequestedChanges) -> bool:
@@ -111,7 +111,7 @@ class Difference:
         return bool(paths) and all(goal.names(path.rpartition("/")[2]) for path in paths)
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Return the delivered tree with the initial content of some files."""
+        """Return the files of the delivered tree, with the given files reset to their initial content."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
@@ -127,7 +127,7 @@ class Difference:
 
     @property
     def count(self) -> int:
-        """Number of changed files, excluding caches."""
+        """The number of changed files, excluding caches."""
         return len(self._changed)
 
     def configuration(self) -> tuple[ConfigurationFile, ...]:
@@ -148,7 +148,7 @@ class Difference:
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
-        """Return the content of each of the changed files before and after the change."""
+        """Return the content of the changed files among `paths` before and after the change."""
         sides = ((path, self.before.get(path), self.after.get(path)) for path in paths if path in self._changed)
         return tuple(
             FileVersion(path=path, before=old.blob if old else "", after=new.blob if new else "")
@@ -156,7 +156,7 @@ class Difference:
         )
 
     def answered(self, approvals: tuple[Approval, ...]) -> dict[str, Approval]:
-        """Return earlier answers by path. An answer is only used for exactly the same change."""
+        """Return earlier answers by path. An answer is reused only if the change is exactly the same."""
         found = ((file.path, find_approval(approvals, file)) for file in self.versions(self._changed))
         return {path: approval for path, approval in found if approval is not None}
 

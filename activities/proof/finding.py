@@ -228,7 +228,7 @@ class _Trial:
     def _not_of_project(self, check: FoundCheck) -> str:
         """Return the reason to reject a check whose program exists only in tightloop's own environment.
 
-        Otherwise, return "".
+        Return "" for any other check.
         """
         root = self._tree.root
         own_folders = [root / ".venv/bin", root / folder_of(check.run) / ".venv/bin"]

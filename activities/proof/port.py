@@ -67,7 +67,7 @@ class DeliveredFile(NamedTuple):
 
 
 class UntrackedChanges(NamedTuple):
-    """Changes to untracked files since the start."""
+    """The changes to untracked files since the start."""
 
     environments: tuple[str, ...] = ()
     """Folders of installed programs and libraries that existed initially."""
@@ -108,14 +108,14 @@ class ObservedCheck(NamedTuple):
 
 
 class FindChecksRequest(Value):
-    """Request to derive the definition of done from the project's files."""
+    """A request to derive the definition of done from the project's files."""
 
     scope: EpisodeScope
     expected_tree: str
 
 
 class FoundDefinition(Value):
-    """Definition of done that was derived from the project's files."""
+    """A definition of done that was derived from the project's files."""
 
     request: ArtifactRef
     """Stored request of the episode with these checks."""
@@ -130,7 +130,7 @@ class FoundDefinition(Value):
 
 
 class BeginRequest(Value):
-    """Request for a baseline before the first plan of an episode or the first step of a plan."""
+    """A request for a baseline before the first plan of an episode or the first step of a plan."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -150,7 +150,7 @@ class BeginRequest(Value):
 
 
 class BeginResult(Value):
-    """Check results and the stored baseline."""
+    """The check results and the stored baseline."""
 
     verification: Verification
     beginning: ArtifactRef
@@ -161,7 +161,7 @@ class BeginResult(Value):
 
 
 class ProveRequest(Value):
-    """Request to prove a tree on which all checks passed."""
+    """A request to prove a tree that has passed all checks."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -187,7 +187,7 @@ class ProveRequest(Value):
 
 
 class ProveResult(Value):
-    """Stored proof, with the findings that a person has to answer."""
+    """A stored proof, and the findings that a person has to answer."""
 
     proof: ArtifactRef
     verdict: ProofVerdict
@@ -207,7 +207,7 @@ class ProveResult(Value):
 
 
 class ReviewRequest(Value):
-    """Request to let a model review a proven change. The proof must have no open findings."""
+    """A request for a model to review a proven change. The proof must have no open findings."""
 
     scope: EpisodeScope
     proof: ArtifactRef
@@ -220,7 +220,7 @@ class ReviewRequest(Value):
 
 
 class ReviewResult(Value):
-    """Stored proof with a review, or the reason why there is no review."""
+    """A stored proof with a review, or the reason why there is no review."""
 
     proved: ProveResult | None = None
     line: str = ""
@@ -239,7 +239,7 @@ class ReviewAnswer(NamedTuple):
 
 
 class AcceptRequest(Value):
-    """Request to record a person's answer to the findings of a proof."""
+    """A request to record a person's answer to the findings of a proof."""
 
     scope: EpisodeScope
     proof: ArtifactRef
@@ -249,7 +249,7 @@ class AcceptRequest(Value):
 
 
 class AcceptResult(Value):
-    """Stored proof with a person's answer."""
+    """A stored proof with a person's answer."""
 
     proof: ArtifactRef
     facts: Evidence

@@ -116,7 +116,7 @@ def prove_tree(
 ) -> Proof:
     """Prove a locked tree on disk. The proof `earlier` is reused if its inputs are identical.
 
-    The number of changed files is added to `evidence`, as are the answers in `approvals` that affect the
+    The number of changed files is added to `evidence`. So are the answers in `approvals` that affect the
     result.
 
     Raises:
@@ -182,7 +182,7 @@ def _measure(
     requested: RequestedChanges,
     answered: Mapping[str, Approval],
 ) -> tuple[list[ObservedRun], Changes]:
-    """Run the checks on the delivered tree, with the original tests, and on variants of the tree."""
+    """Run the checks on the delivered tree, on the tree with the original tests, and on variants of the tree."""
     commands = [check.run for check in checks]
     # All checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
     # 25 to 900 ms for 3 000).
@@ -239,7 +239,7 @@ def _measure(
 
 
 def _holds(run: ObservedRun, beginning: InitialState, inspections: Collection[str]) -> bool:
-    """Return whether all checks passed, ignoring inspections that already failed at the start.
+    """Return whether all checks passed. Inspections that already failed at the start are ignored.
 
     An inspection may look for the text of a new test, which the original tests do not contain.
     """

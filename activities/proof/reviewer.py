@@ -60,7 +60,7 @@ class _Doubt(NamedTuple):
 
 
 class Reviewer:
-    """Asks a model whether a change fulfils the goal in general."""
+    """Asks a model whether a change achieves the goal in general."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "review")
@@ -153,6 +153,6 @@ Reviewers = Callable[[str], Reviewer | None]
 
 
 def reviewers(service: ModelService) -> Reviewers:
-    """Return a function that returns the reviewer for a kind of planner."""
+    """Return a factory that takes a kind of planner and returns the reviewer for it."""
     by_model = cache(lambda: Reviewer(service))
     return lambda planner: by_model() if service.plans(planner) else None

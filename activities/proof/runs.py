@@ -44,7 +44,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class CheckedTwice(NamedTuple):
-    """Result of a check. Failing checks are run a second time."""
+    """The result of a check. A failing check is run a second time."""
 
     result: CheckResult
     observation: Observation
@@ -52,14 +52,14 @@ class CheckedTwice(NamedTuple):
 
 
 class FirstRun(Value):
-    """Trial run of a check in a temporary checkout of the original tree."""
+    """The trial run of a check in a temporary checkout of the original tree."""
 
     result: CheckResult
     observation: Observation
 
 
 class FirstRuns(Value):
-    """Trial runs of a project's own checks on one tree."""
+    """The trial runs of a project's own checks on one tree."""
 
     tree: str
     runs: tuple[FirstRun, ...] = ()
@@ -89,13 +89,13 @@ class Runs:
     ) -> list[CheckedTwice]:
         """Run every check in the working tree, and run failing checks a second time.
 
-        A check that passes the second time is flaky, so its failure does not count.
+        A check that passes the second time is flaky, so its failure is ignored.
 
         Args:
             checks: checks to run.
             expected_tree: the tree on disk.
-            earlier: trial runs on this tree, by command. A check that passed is not run again. A check that
-                failed is run only once more.
+            earlier: trial runs on this tree, by command. A check that passed there is not run again, and a check
+                that failed there is run only one more time.
 
         Raises:
             CancelledError: the activity was cancelled in the meantime.
@@ -170,7 +170,7 @@ class Runs:
         *,
         is_twice: bool = False,
     ) -> list[tuple[CheckRun, CheckResult, Observation]]:
-        """Run checks that have already passed again, with changed contents of some files.
+        """Repeat checks that have already passed, with some of the files changed.
 
         Raises the same errors as `run_in_checkout`.
 
@@ -232,7 +232,7 @@ class Runs:
     def compare_untracked(self, beginning: InitialState, delivered: Files) -> UntrackedChanges:
         """Return the changes to untracked files since the start.
 
-        Return no changes if the working tree is a different one.
+        If the start was recorded in a different working tree, no changes are returned.
         """
         # In another folder, times and inodes say nothing about the files recorded at the beginning.
         if beginning.ignored is None or beginning.root != str(self.tree.root):
@@ -307,10 +307,10 @@ class Variants:
         self._beginning, self._delivered, self._tests = beginning, delivered, tests
 
     def find_needed_suppressions(self, added: Suppressions) -> tuple[str, ...]:
-        """Return the added suppression comments if a check fails without them.
+        """Return the added suppression comments that a check needs to pass.
 
-        If the check also passed on the initial tree, only blanket suppressions count, because suppressing a
-        single rule is ordinary work.
+        If the check also passed on the initial tree, only blanket suppressions are considered, because
+        suppressing a single rule is ordinary work.
         """
         if not added.lines:
             return ()
@@ -334,7 +334,7 @@ class Variants:
     def find_empty_tests(self) -> tuple[str, ...]:
         """Return the new tests that pass even if the product does nothing.
 
-        Return nothing if this applies to fewer than half of the new tests.
+        Return an empty tuple if fewer than half of the new tests are empty.
         """
         texts, new = self._change.new_test_texts(), self._new_tests()
         runs = [run for run, names in zip(self._delivered.run.checks, new, strict=True) if names]
@@ -357,8 +357,8 @@ class Variants:
         """Return existing pytest tests that pass once but fail an assertion when repeated in the same process.
 
         A test must fail in two processes that share a checkout. This rules out files that the test leaves
-        behind. A test that also failed when repeated on the initial tree does not count. A test that failed
-        on the initial tree does not count if another test in its file failed when repeated there.
+        behind. A test is skipped if it also failed when repeated on the initial tree. A test that failed on the
+        initial tree is also skipped if another test in its file failed when repeated there.
         """
         sources = {path for path in self._change.sources.files if path.endswith(".py")}
         runs = [
@@ -400,7 +400,7 @@ class Variants:
         )
 
     def _new_tests(self) -> list[frozenset[str]]:
-        """Return the names of the new Python tests that pass in each check."""
+        """Return the names of the new Python tests that pass, as one set per check."""
         texts = self._change.new_test_texts()
         new = []
         for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):

@@ -85,11 +85,11 @@ def result_of(
 
 
 def choose_drafts(use: Runs, source: "ScenarioStore", drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
-    """Run the drafted scenarios on the initial tree, and commit to the ones that count.
+    """Run the drafted scenarios on the initial tree, and commit to the valid ones.
 
-    A draft counts if its command exits with 0 and does not print the expected output. A draft that
-    describes existing behaviour to keep (`Scenario.keep`) counts if it prints the expected output. A
-    draft that fails with an import or syntax error never counts. Raises the same errors as `baseline_of`.
+    A draft is valid if its command exits with 0 and does not print the expected output. A draft that
+    describes existing behaviour to keep (`Scenario.keep`) is valid if it prints the expected output. A
+    draft that fails with an import or syntax error is never valid. Raises the same errors as `baseline_of`.
     """
     bundle = source.load(drafts)
     files = LockedTrees(use.tree).files(tree)
@@ -116,8 +116,8 @@ def add_drafts(
 ) -> tuple[ScenarioResult, tuple[int, ...]]:
     """Run the drafted scenarios on the delivered tree, and add their outcomes to a result.
 
-    Return the result and the numbers of the drafts that failed. Withdrawn drafts are not run. If the
-    episode has moved to this host without its drafts, the drafts do not count, and the result says so.
+    Return the result and the numbers of the drafts that failed. Withdrawn drafts are not run. If the drafts
+    are not on this host, because the episode has moved here, they are all withdrawn.
     """
     bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None
     if bundle is None:

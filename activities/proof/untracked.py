@@ -33,7 +33,7 @@ Stat = tuple[int, int, int, int, int]
 
 
 class Entry(NamedTuple):
-    """Recorded state of a file or symlink."""
+    """The recorded state of a file or symlink."""
 
     stat: Stat
     content: str = ""
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Survey:
-    """Untracked files, and the folders that contain installed programs."""
+    """The untracked files in a tree, and the folders that contain installed programs."""
 
     files: dict[str, Entry] = field(default_factory=dict)
     environments: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ def _walk(
 ) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """Yield untracked files and symlinks, and collect the folders of installed programs.
 
-    These folders are only searched if `enters` is set.
+    The files in these folders are only yielded if `enters` is set.
     """
     holding, mounted = folders_of(tracked), mounted_environments(root)
     waiting: list[tuple[str, str | Path, bool]] = [("", root, False)]

@@ -41,7 +41,7 @@ _EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Increment:
-    """Data that a checkpoint adds to the copies of an episode."""
+    """The data that a checkpoint adds to the copies of an episode."""
 
     record: CheckpointRecord
     pack: Mapping[str, bytes] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class StoredObject:
 
 
 class Bucket(Protocol):
-    """Object store that all hosts share. A write is visible when the call returns.
+    """An object store that all hosts share. A write is visible when the call returns.
 
     All methods raise ServiceUnavailableError if the server does not respond or refuses the request. This
     error is retryable.
@@ -162,7 +162,7 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class _CachedCopies:
-    """Copies of an episode, as last written by this host. Required for adding more copies."""
+    """The copies of an episode, as last written by this host. They are needed to add more copies."""
 
     head: CopiesHead
     version: str
@@ -242,7 +242,7 @@ class Copies:
             scope: the episode, with its new epoch.
             newest: the episode's last checkpoint. If the store has lost the episode, this checkpoint is
                 copied again.
-            adopt: called with each checkpoint once the checkpoint's data is on this host.
+            adopt: called for each checkpoint after its data has been fetched to this host.
 
         Raises:
             FencedError: another host has taken over the episode in the meantime.
@@ -301,7 +301,10 @@ class Copies:
         return len(old)
 
     def _home(self, scope: EpisodeScope) -> str:
-        """Return this host's task queue for an episode. Episodes of an adopted host stay on that host's queue."""
+        """Return this host's task queue for an episode.
+
+        If this host has adopted the episode's host, return the task queue of the adopted host.
+        """
         return scope.home if scope.home in self.homes else self.homes[0]
 
     def _find_cached_head(self, scope: EpisodeScope) -> _CachedCopies | None:

@@ -61,7 +61,7 @@ CACHED = 64
 
 
 class OverTimeError(Exception):
-    """Error for exceeding Bandit's time limit. The scanner catches this error."""
+    """Raised when Bandit exceeds its time limit. The scanner catches this error."""
 
 
 class Issue(NamedTuple):
@@ -298,7 +298,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
 def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
-    """Collect the project's dependencies before the change and its own modules after the change."""
+    """Return the project's dependencies before the change, and its own modules after the change."""
     # From the tree before: a change must not vouch for the dependencies that it adds.
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
@@ -333,7 +333,7 @@ def _text(content: bytes) -> str:
 def _list_distributions() -> dict[str, tuple[str, ...]]:
     """Return the distributions in the worker's environment, by module.
 
-    The same module names are used in the project's environment.
+    The mapping is also used for the project's environment.
     """
     return {module: tuple(names) for module, names in packages_distributions().items()}
 
@@ -350,7 +350,7 @@ class _Judged(Value):
 
 
 class _Answer(Value):
-    """Response of the model. The schema is in `prompts/answer.json`."""
+    """The model's response. The schema is in `prompts/answer.json`."""
 
     verdicts: list[_Judged]
 
@@ -420,6 +420,9 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
-    """Return a factory of judges. If no model plans, it returns None and a person is asked."""
+    """Return a function that returns the judge for a planner.
+
+    The function returns None if the planner does not use a model. A person is then asked instead.
+    """
     by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

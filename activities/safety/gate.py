@@ -12,7 +12,7 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 
 class JudgeBriefing(Value):
-    """Material for a judge. The prompt limits its size."""
+    """The information that a judge receives. The prompt limits its size."""
 
     goal: str = ""
     about: str = "a plan"
@@ -37,7 +37,7 @@ class JudgeAnswer(Value):
 
 
 class AlignmentRecord(Value):
-    """Stored evidence of an alignment check that had findings."""
+    """The stored evidence of an alignment check that had findings."""
 
     rules: str
     findings: tuple[Finding, ...]
@@ -57,7 +57,7 @@ class Judge(Protocol):
     """Decides whether findings are acceptable. Never raises if the model service fails."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding. The verdict is `ASK` if there is not enough material."""
+        """Return one verdict per finding. The verdict is `ASK` if there is not enough information."""
         ...
 
 
@@ -69,7 +69,7 @@ RATIONALE_CHARACTERS = 160
 
 
 class AlignmentResult(NamedTuple):
-    """Findings that a person must decide on, with the evidence."""
+    """The findings that a person must decide on, with the evidence."""
 
     findings: tuple[Finding, ...] = ()
     record: AlignmentRecord | None = None
@@ -77,7 +77,7 @@ class AlignmentResult(NamedTuple):
     transcript: bytes = b""
 
     def store(self, store: ArtifactStore) -> ArtifactRef | None:
-        """Store the evidence of the check. Return None if there are no findings."""
+        """Store the evidence of the check. Return None if there is no evidence."""
         if self.record is None:
             return None
         transcript = put_text(store, self.transcript, name="judge transcript")
@@ -86,7 +86,7 @@ class AlignmentResult(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignmentChecker:
-    """Checks alignment with a rubric and judges."""
+    """Checks the alignment of plans and changes with the help of judges."""
 
     rubric: Rubric = field(default_factory=Rubric)
     judges: Judges = lambda _planner: None
@@ -99,7 +99,7 @@ class AlignmentChecker:
     ) -> AlignmentResult:
         """Check alignment and return the findings that a person must decide on.
 
-        The episode's planner determines the judge. If there is one, it receives the briefing and the
+        The episode's planner determines the judge. If there is a judge, it receives the briefing and the
         findings. `overruled` contains the fingerprints of findings that a person allowed earlier.
         """
         if not findings:

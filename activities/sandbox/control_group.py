@@ -71,7 +71,7 @@ class ResourceUsage:
 def find_hierarchy() -> Hierarchy | None:
     """Find a hierarchy in which this process can create groups. Return None if there is none.
 
-    Groups of dead workers are deleted.
+    Groups that dead workers left behind are deleted.
     """
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
@@ -159,9 +159,9 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return the settings to write for each limit, as controller, file and value.
+    """Return the controller, file and value of each setting that a limit needs.
 
-    The first setting of each limit must succeed.
+    A limit is only in effect if its first setting can be written.
     """
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
@@ -187,7 +187,7 @@ def _settings(
 def _hierarchies() -> Iterator[Hierarchy]:
     """Yield the hierarchies to try.
 
-    The worker's own version 1 groups come first, followed by version 2 groups from the inside out.
+    The worker's own version 1 groups come first, followed by its version 2 groups, innermost first.
     """
     # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
@@ -275,7 +275,7 @@ IDLE_S = 20.0
 
 
 class PreparedGroup:
-    """Holds at most one prepared control group, with a supervisor that is already waiting."""
+    """Prepares at most one control group in advance, with a supervisor that is already waiting."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -455,8 +455,8 @@ def run_with_limits(
 ) -> SandboxResult:
     """Run a request built by `request_of`. The process tree has ended when this returns.
 
-    `limits` describes the enforcement without a control group. With `grouped`, the command runs in a
-    control group if the worker can create one.
+    `limits` says how each limit is enforced without a control group. If `grouped` is set, the command runs
+    in a control group if possible.
     """
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:

@@ -65,7 +65,7 @@ _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class _Ending:
-    """Final state of a container, as reported by the Docker engine."""
+    """The final state of a container, as reported by the Docker engine."""
 
     began: bool = False
     exit_code: int | None = None
@@ -209,7 +209,10 @@ def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join the parts as a line of CSV. The Docker client expects this format, as a path may contain a comma."""
+    """Join the parts as a line of CSV.
+
+    The Docker client expects this format, because a path may contain a comma.
+    """
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()
@@ -273,6 +276,6 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
 def _is_clients(variable: str) -> bool:
     """Return whether an environment variable affects the Docker client.
 
-    Such a variable selects the engine, or code that the client runs or loads.
+    Such a variable selects the Docker engine, or code that the client runs or loads.
     """
     return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

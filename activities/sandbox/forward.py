@@ -21,7 +21,7 @@ ENDED = select.POLLHUP | select.POLLERR
 
 
 class End:
-    """One of two connected sockets. Its data is sent to the peer, with backpressure."""
+    """One of two connected sockets. Data received on it is written to the peer, with backpressure."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -27,11 +27,11 @@ GIT_SETTINGS = Path(__file__).with_name("gitconfig")
 
 
 class SandboxUnavailableError(TightloopError):
-    """No sandbox works on this host, and `sandbox.unsafe_local` is not set. Nothing was run."""
+    """Raised when no sandbox works on this host and `sandbox.unsafe_local` is not set. Nothing was run."""
 
 
 class Enforcement(StrEnum):
-    """Degree to which a limit is enforced."""
+    """The degree to which a limit is enforced."""
 
     HARD = "hard"
     """Enforced by the kernel. The limit cannot be exceeded, not even for a moment."""
@@ -68,7 +68,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """Command to run, with its permissions and limits.
+    """A command to run, with its permissions and limits.
 
     Paths are absolute, and are the same inside and outside the sandbox.
     """
@@ -192,7 +192,7 @@ def remove_tree(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Folders that receive a command's changes to `mounts`.
+    """Writable folders for the changes that a command makes to `mounts`.
 
     They are either copies or the upper layers of overlays.
     """
@@ -272,7 +272,7 @@ def folder_size(folder: Path) -> int:
 
 
 class SandboxPermissions(TypedDict):
-    """Permissions of a sandboxed agent. See `AgentSandbox.wrap`."""
+    """The permissions of a sandboxed agent. See `AgentSandbox.wrap`."""
 
     writable: tuple[Path, ...]
     readable: NotRequired[tuple[Path, ...]]
@@ -281,7 +281,7 @@ class SandboxPermissions(TypedDict):
 
 
 class AgentSandbox(Protocol):
-    """Sandbox for an agent that does not have its own."""
+    """A sandbox for an agent that does not have its own."""
 
     @property
     def name(self) -> str:
@@ -289,7 +289,7 @@ class AgentSandbox(Protocol):
         ...
 
     def can_nest(self) -> bool:
-        """Try to run a second sandbox inside this one. Return whether that worked."""
+        """Return whether a second sandbox can run inside this one. This is tested by running one."""
         ...
 
     def wrap(
@@ -371,7 +371,7 @@ def this_process() -> str:
 def is_alive(owner: str) -> bool:
     """Return whether a process on this host is still running.
 
-    Return True if the name has a different form.
+    Return True if `owner` is not in the format of `this_process`.
     """
     pid, _, started = owner.partition("-")
     # Unknown names count as alive, because the caller deletes what belongs to the dead.
@@ -387,7 +387,7 @@ def is_alive(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return an id for this pid namespace. The same pid means another process in another container."""
+    """Return an id for this pid namespace. In another container, the same pid is another process."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

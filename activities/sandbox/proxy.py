@@ -30,7 +30,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class PrivateAddressError(ConnectionError):
-    """A name resolves to this host or to a private network, which is not allowed."""
+    """Raised when a name resolves to this host or to a private network, which is not allowed."""
 
     def __init__(self, host: str, address: str) -> None:
         super().__init__(f"{host} resolves to the private address {address}")
@@ -180,7 +180,7 @@ def _unix_socket(folder: Path, name: str) -> socket.socket:
 
 
 class _Refusal(Exception):  # noqa: N818
-    """Rejected connection. `status` is the status of the response."""
+    """A rejected connection. `status` is the HTTP status of the response."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -195,7 +195,7 @@ class _ProxyServer:
     ) -> None:
         """Set the sockets to serve.
 
-        They either act as a proxy or forward to one port on the host's loopback interface.
+        The server either acts as a proxy or forwards to one port on the host's loopback interface.
         """
         self._hosts = hosts
         self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""

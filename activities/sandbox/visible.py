@@ -39,7 +39,7 @@ _PYTHON_LIBRARY = re.compile(r"^python3\.\d+t?$")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Paths that a command may read or write."""
+    """The paths that a command may read or write."""
 
     root: Path
     path: str
@@ -66,7 +66,7 @@ class Access:
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
-        """Return the parts of the state home that are in visible folders and must be hidden."""
+        """Return the parts of the state home that must be hidden because they are in visible folders."""
         folders = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
         return {folder: tuple(state_within(home, folder)) for folder in folders}
@@ -128,7 +128,10 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
 def _move_paths(
     root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
-    """Move readable paths and mounts to the workspace's path, and add mounts for the worktree's environments."""
+    """Move readable paths and mounts to the workspace's path.
+
+    The result also includes mounts for the worktree's environments.
+    """
     workspace = Path(worktree.workspace)
     inside = {path: workspace / path.relative_to(root) for path in readable if path.is_relative_to(root)}
     environments = worktree.present_environments()
@@ -214,7 +217,10 @@ def project_python(root: Path) -> tuple[Path, ...]:
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders in PATH that are outside the system and the tree, with the libraries next to them."""
+    """Return the folders in PATH that are neither system folders nor inside the tree.
+
+    The library folders next to them are included.
+    """
     folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
@@ -234,7 +240,7 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
 def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
     """Return the files behind the program's entry in PATH, such as the package of an npm command.
 
-    Return nothing for a program in the tree, because a symlink in the tree could lead to any secret.
+    Return an empty tuple for a program in the tree, because a symlink in the tree could lead to any secret.
     """
     # A relative path is resolved in the tree, where the command finds it anyway.
     executable = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
@@ -248,9 +254,9 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
 
 
 def _list_package_paths(program: Path) -> Iterator[Path]:
-    """Yield a program's package, if it has one.
+    """Yield the path of a program's package, if there is one.
 
-    Otherwise, yield the folder and libraries of a program in a `bin` folder, or only the file.
+    Otherwise, yield the folder and the libraries if the program is in a `bin` folder, or only the file.
     """
     packages = [parent for parent in program.parents if parent.name == "node_modules"]
     if in_system(program):
@@ -269,7 +275,7 @@ def in_system(path: Path) -> bool:
 
 
 def _too_wide(folder: Path) -> bool:
-    """Return whether showing a folder would expose a whole home folder or more."""
+    """Return whether making a folder visible would expose an entire home folder or more."""
     # A program in /home/me/bin must not make /home/me readable through the folders next to it.
     wide = _wide_folders(Path.home())
     return folder in wide or folder.resolve() in wide
@@ -277,9 +283,9 @@ def _too_wide(folder: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _wide_folders(home: Path) -> frozenset[Path]:
-    """Return the real paths of the folders that are too wide to be shown.
+    """Return the real paths of the folders that must not be made visible as a whole.
 
-    The result is cached, because the paths do not change while a worker runs.
+    The result is cached, because the paths do not change while a worker is running.
     """
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return frozenset(wide | {folder.resolve() for folder in wide})

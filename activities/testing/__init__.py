@@ -46,7 +46,7 @@ _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
 @dataclass
 class Change:
-    """Changed source files and an analysis of the tests."""
+    """A change to source files, with an analysis of its tests."""
 
     before: Files
     """Tree before the change, but with the tests and their setup files from the new tree."""
@@ -122,7 +122,7 @@ M = TypeVar("M", Run, Collection)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
-    """Parse the events that carry the run's nonce. All other lines are skipped."""
+    """Parse the events that contain the run's nonce. All other lines are skipped."""
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
@@ -271,7 +271,7 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Explain why no test in a new file fails by its own assertion. Return "" if one does.
+        """Explain why no test in a new file fails by its own assertion. Return "" if such a test exists.
 
         `after` is the tree `before` with the file `path` added. The other arguments and the errors are the
         same as for `judge`.

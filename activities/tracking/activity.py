@@ -49,7 +49,7 @@ NO_PATCH = "no patch"
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
     """Split a patch into files. Also return the parts of the diff that are missing from the patch.
 
-    Binary files and generated data do not count as missing, because line-based rules do not read them.
+    Binary files and generated data are never reported as missing, because line-based rules do not read them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
@@ -79,7 +79,7 @@ NOTE_CHARACTERS = 300
 
 
 class TrackRequest(Value):
-    """Request to record one iteration. Its data is passed by reference."""
+    """Request to record one iteration. Large data is passed by reference."""
 
     scope: EpisodeScope
     state: EpisodeState
@@ -116,7 +116,7 @@ class TrackingActivities:
     def track_iteration(self, request: TrackRequest) -> Tracked:
         """Record an iteration's diff, classification, plan request, checkpoint and timeline entries.
 
-        Idempotent, because the checkpoint's key consists of the run and the iteration.
+        Idempotent, because the checkpoint's key is derived from the run and the iteration.
         """
         workspace = Path(request.scope.workspace)
         store, moment = self.stores(workspace), moment_of(request, this_call())
@@ -177,7 +177,7 @@ class TrackingActivities:
         findings: tuple[Finding, ...],
         moment: Moment,
     ) -> str:
-        """Update the memory with the iteration's lesson.
+        """Update the memory with the lesson from an iteration.
 
         Return a problem with the memory if it has not been reported yet.
         """
@@ -408,7 +408,7 @@ def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> Checkpoi
 
 
 class RecordRequest(Value):
-    """Request to record a workflow's visible state."""
+    """Request to record a workflow's state in the ledger."""
 
     scope: EpisodeScope
     snapshot: WorkflowSnapshot
@@ -419,7 +419,7 @@ class RecordRequest(Value):
 
 
 class Recorded(Value):
-    """Result of recording a state. Shows whether the state is in the ledger."""
+    """The result of recording a state. Shows whether the state is in the ledger."""
 
     kept: bool = True
 

@@ -39,7 +39,7 @@ _PATH = re.compile(r"^\+\+\+ (?:b/)?(.+)$|^--- (?:a/)?(.+)$", re.MULTILINE)
 
 
 class Moment(NamedTuple):
-    """Identity of an iteration within an episode."""
+    """The identity of an iteration within an episode."""
 
     episode_id: str
     iteration: int
@@ -112,9 +112,9 @@ def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]) -> Iterator[tuple[str, Pattern]]:
-    """Yield earlier failures of the same check.
+    """Yield earlier failures of the same check, each with a longer pattern.
 
-    Each failure includes all commands that were run until the check passed.
+    A pattern contains all commands that were run from the failure until the check passed.
     """
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
@@ -156,7 +156,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 def report_problem_once(ledger: "ProjectLedger", problem: str, moment: Moment) -> str:
     """Record a problem with the memory and return it.
 
-    Return "" if the episode has already reported a problem.
+    Return "" if a problem was already reported earlier in the episode.
     """
     if not problem:
         return ""

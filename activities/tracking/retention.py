@@ -49,8 +49,8 @@ class ProjectData:
         """Return the time of the last activity of each episode and plan that still has data, by id.
 
         Args:
-            known_ids: additional ids. If a plan is known only by its records, the name of the records is used
-                instead.
+            known_ids: ids of plans that may have records. Records of other plans are listed under the name of
+                their folder.
         """
         last, freed = self._ledger.last_activity()
         for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
@@ -105,7 +105,10 @@ class ProjectData:
         }
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return leftover files of deliveries, and documents that were not fetched recently, with their sizes."""
+        """Return files that deliveries left behind, and documents that were not fetched recently.
+
+        The values are the file sizes.
+        """
         paths = [*self._folder.glob(f"*/{DELETION_PREFIX}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
@@ -165,7 +168,7 @@ class ProjectData:
         self._artifacts.remove(digests, before=horizon.timestamp())
 
     def free_files(self, paths: Iterable[Path]) -> None:
-        """Delete files, and folders that do not have to be deleted atomically."""
+        """Delete files, and folders whose deletion does not have to be atomic."""
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -318,7 +321,7 @@ still unknown.
 
 @dataclass(frozen=True)
 class KnownWorkflow:
-    """Workflow in Temporal, with the start and end across all its runs."""
+    """A workflow in Temporal, with its start and end across all its runs."""
 
     id: str
     started: datetime
@@ -328,7 +331,7 @@ class KnownWorkflow:
 
 @dataclass(frozen=True)
 class CollectionResult:
-    """Data that was freed, or that a dry run would have freed."""
+    """The data that was freed, or that a dry run would have freed."""
 
     project: str
     episodes: tuple[str, ...] = ()

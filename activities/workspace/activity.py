@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def restore_expected_tree(tree: "WorkingTree", expected: str) -> Drift | None:
     """Restore the expected tree when it is too late to ask a person.
 
-    If somebody else changed files, keep these changes.
+    If someone else changed files, keep those changes and return them.
     """
     try:
         return tree.expect(expected)
@@ -154,7 +154,7 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
-        """Keep the tree as a person left it, except for changes that they want undone.
+        """Keep the tree as a person left it, except for changes that the person wants to undo.
 
         If `put_back` is set in the scope, the workflow's last tree is restored and nothing is kept.
         """

@@ -30,7 +30,7 @@ _NO_LINE_END = b"\\ No newline at end of file\n"
 
 
 class QuickDiff(NamedTuple):
-    """Line counts and patch of an ordinary change."""
+    """The line counts and the patch of an ordinary change."""
 
     lines: tuple[tuple[bytes, int, int], ...]
     """Path, number of lines added and number of lines removed."""
@@ -67,7 +67,7 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
-    """Read all contents of an ordinary change, by blob id.
+    """Read the contents of all blobs of an ordinary change, by blob id.
 
     Return None if there is too much content or it is not line-based.
     """
@@ -102,7 +102,7 @@ def _id(side: Entry | None) -> bytes:
 
 
 def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
-    """Apply a file's hunks strictly. Return None if a hunk does not match."""
+    """Apply a file's hunks without fuzz. Return None if a hunk does not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
         return old
@@ -165,8 +165,8 @@ def estimate_lines(
 ) -> list[tuple[TreeChange, Estimates]]:
     """Return the line counts of each changed path.
 
-    Files that cannot be counted in time are estimated from their blob sizes. Without blob sizes, every
-    path gets the average.
+    Files that cannot be read in time are estimated from their blob sizes. If the blob sizes are unknown,
+    every path gets the average.
     """
     if not sizes:
         return [(change, average) for change in changes]
@@ -190,7 +190,7 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
 
 
 def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: int) -> bytes:
-    """Put a header in front of a patch. `git apply` skips it."""
+    """Prepend a header to a patch. `git apply` ignores the header."""
     return (
         f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held_count} of {paths} paths\n\n".encode()
         + patch
@@ -262,7 +262,7 @@ PLAIN = ("--no-ext-diff", "--no-textconv", "--full-index", *SIDES)
 
 
 class _Pair(NamedTuple):
-    """Two trees to compare, and the options for comparing them."""
+    """Two trees to compare, and the options for the comparison."""
 
     git: Git
     store: TreeStore
@@ -285,7 +285,7 @@ class _Pair(NamedTuple):
 
 
 class Differ:
-    """Compares trees. Returns a coarser result instead of failing or exceeding its time limit."""
+    """Compares trees. If a comparison fails or takes too long, the result is less detailed."""
 
     def __init__(self, *, compare_bound: timedelta = COMPARE_BOUND, lines_bound: timedelta = LINES_BOUND) -> None:
         self._compare_bound = compare_bound

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,199}")
 
 
 def state_folder_of(scope: EpisodeScope) -> Path:
-    """Return the folder in this host's state home that contains a project's data, except for its code."""
+    """Return the folder in this host's state home that contains all data of a project except its code."""
     return state_folder(Path(scope.workspace))
 
 

@@ -53,7 +53,7 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
 class GitTimeoutError(GitError):
-    """A git command exceeded its time limit and was killed."""
+    """Raised when a git command exceeds its time limit and is killed."""
 
 
 class Outcome(NamedTuple):
@@ -226,7 +226,7 @@ def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COM
 def user_git(
     repository: UserRepository, *, timeout: timedelta = COMMAND_TIMEOUT, inherit: tuple[int, ...] = ()
 ) -> Iterator[Git]:
-    """Yield a git runner for the user's objects, refs, index and HEAD. A changed HEAD is written back at the end.
+    """Yield a git runner for the user's objects, refs, index and HEAD. A changed HEAD is written back on exit.
 
     Raises:
         WorkspaceError: writing to the repository would change files outside it.
@@ -287,7 +287,7 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
 
 
 def private_config(repository: UserRepository) -> str:
-    """Return git settings that make the files in our folder look the same as in the user's repository."""
+    """Return git settings that make the files in our git folder look the same as in the user's repository."""
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":

@@ -45,8 +45,8 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
 def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     """Hold a file lock and yield its descriptor.
 
-    The lock excludes both threads and processes. Child processes that inherit the descriptor extend the
-    lock, which ends with the last process that has the descriptor.
+    The lock excludes both threads and processes. Child processes that inherit the descriptor also hold the
+    lock, so it is not released until the last of these processes has ended.
 
     Raises:
         WorkspaceLockedError: another holder kept the lock for the whole waiting time. Retryable.
@@ -92,7 +92,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 class _ProcessRecord(BaseModel):
-    """Record of a process to kill. Because of this, its format is checked strictly."""
+    """The record of a process to kill. The format is strict, so that no other process is killed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -106,7 +106,7 @@ _NOTES = TypeAdapter(tuple[_ProcessRecord, ...])
 
 
 class OwnedProcesses:
-    """Processes started by the holder of a lock. The record of these processes outlives the holder."""
+    """Processes that the holder of a lock started. Their record remains if the holder dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -192,8 +192,8 @@ class WorkspaceLocks:
         """Claim a tree. Idempotent.
 
         Raises:
-            WorkspaceBusyError: another episode has claimed the tree. According to `take_over`, that episode
-                has not ended.
+            WorkspaceBusyError: another episode has claimed the tree, and `take_over` says that this episode is
+                still open.
         """
         ended: str | None = None
         while True:

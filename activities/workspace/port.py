@@ -64,7 +64,7 @@ class SetUpRequest(Value):
 
 
 class SetUpResult(Value):
-    """Installed packages, or the question that is still open."""
+    """The packages that were installed, or the question that is still open."""
 
     setup: Setup | None = None
     """The setup to ask about next, because the command failed or the lock files changed."""
@@ -125,7 +125,7 @@ class RestoredCheckpoint(Value):
 
 
 class ReconcileRequest(Value):
-    """Request from a run that was reset in Temporal."""
+    """Request from a run that was reset in Temporal to restore its files."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -144,7 +144,7 @@ class ReconcileResult(Value):
 
 
 class AmendRequest(Value):
-    """Changes to a request. Empty fields are not changed."""
+    """Request to amend an episode's request. Empty fields are not changed."""
 
     scope: EpisodeScope
     goal: str = ""
@@ -210,7 +210,7 @@ def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> 
 
 
 def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -> str:
-    """Compose the commit message for a run's result. The data is in the run's final ledger row."""
+    """Compose the commit message for a run's result, using the run's final ledger row."""
     status, qualifier = (snapshot.status, snapshot.qualifier) if snapshot is not None else ("succeeded", "")
     details = snapshot.details if snapshot is not None else {}
     return result_message(goal, status, qualifier, str(details.get("reason") or reason))

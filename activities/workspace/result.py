@@ -36,7 +36,7 @@ _LARGE = b"lfs"
 
 
 class CommittedResult(NamedTuple):
-    """Commits that contain a run's changes. Without changes, there is no branch."""
+    """Commits that contain a run's changes. If there are no changes, no branch is created."""
 
     branch: str = ""
     commits: int = 0
@@ -122,7 +122,7 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
 
 
 class _Staging:
-    """Stages changes in a temporary index, in the format that git stores."""
+    """Stages changes in a temporary index, in the form in which git stores them."""
 
     def __init__(self, git: Git, repository: UserRepository, store: TreeStore, commit: str) -> None:
         self._git, self._repository, self._store = git, repository, store
@@ -253,9 +253,10 @@ class TakeRequest(Value):
 
 
 def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
-    """Commit a run's result on a branch, write its files into the workspace, or attach a proof to the files.
+    """Take a run's result, and return a sentence to show to the user.
 
-    Return a sentence to show to the user.
+    The request says whether to commit the result on a branch, write its files into the workspace, or attach
+    a proof to the files.
 
     Raises:
         WorkspaceError: the run has no result, the branch exists, or files differ.
@@ -285,7 +286,7 @@ def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
 
 
 def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
-    """Write a proof and the initial files to a ref in the workspace's repository. The ref can be pushed."""
+    """Commit a proof and the initial files to a ref in the workspace's repository. The ref can be pushed."""
     repository, reference = UserRepository(Path(request.workspace)), f"{PROOFS}/{request.tree}"
     with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
         git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})

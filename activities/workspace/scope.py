@@ -48,7 +48,7 @@ class EpisodeScope(Sparse):
 
     @property
     def holder(self) -> str:
-        """Id under which the tree is claimed."""
+        """The id of the episode or plan that has claimed the tree."""
         return self.within or self.episode_id
 
 
@@ -90,7 +90,7 @@ class TreeDiff(Value):
 
 @dataclass(frozen=True)
 class Call:
-    """Activity call. All times in the ledger come from activity calls or from the workflow.
+    """A call of an activity. All times in the ledger come from activity calls or from the workflow.
 
     Temporal also records these times, so `tightloop ledger rebuild` can create identical entries from a
     history.
@@ -105,7 +105,7 @@ class Call:
 
 
 def this_call() -> Call:
-    """Return the activity call that is being executed. Only works within an activity."""
+    """Return the activity call that is being executed. This only works inside an activity."""
     info = activity.info()
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 

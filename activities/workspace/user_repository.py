@@ -127,7 +127,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def read_pointer(path: Path) -> bytes:
-    """Read a file that consists of one line with a path. Return empty bytes if the file is different."""
+    """Read a path from a file that contains only this path. Return empty bytes for any other file."""
     return _read(path, POINTER_BYTES).strip()
 
 
@@ -346,7 +346,7 @@ LISTING_TIMEOUT = timedelta(seconds=30)
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """List the files and symlinks below `root`. Ignored files are included only if git tracks them.
+    """Yield the files and symlinks below `root`. Ignored files are included only if git tracks them.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.

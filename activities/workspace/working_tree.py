@@ -61,7 +61,7 @@ SETTLED_ROWS = 1_000
 
 
 class CheckedTree:
-    """Working tree that can be checked out elsewhere.
+    """A working tree that can be checked out to another folder.
 
     A tree is identified by the git tree id of all files that are not ignored.
     """
@@ -107,7 +107,10 @@ class CheckedTree:
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Record a child process. An unlocked tree has no record, because no next holder could kill the process."""
+        """Record a child process to kill later.
+
+        An unlocked tree has no record, because it has no next holder that could kill the process.
+        """
         del pid
 
 
@@ -128,8 +131,8 @@ class WorkingTree(CheckedTree):
     ) -> None:
         """Use the working tree at `root` for an episode. The caller must hold the lock of the tree.
 
-        With `asks`, a person decides about files that somebody else changed. Otherwise, the changes are
-        undone. With `is_ours`, differences are treated as leftovers of interrupted work.
+        If `asks` is set, a person decides about files that someone else changed. Otherwise, the changes are
+        undone. If `is_ours` is set, differences are treated as leftovers of interrupted work.
         """
         super().__init__(root, store)
         self._episode = episode
@@ -141,7 +144,7 @@ class WorkingTree(CheckedTree):
 
     @property
     def processes_ended(self) -> int:
-        """Number of processes of a dead holder that were killed when the tree was locked."""
+        """The number of a dead holder's processes that were killed when the tree was locked."""
         return self._processes.ended
 
     def snapshot(self) -> str:
@@ -169,7 +172,7 @@ class WorkingTree(CheckedTree):
     def restore(self, tree: str) -> None:
         """Replace the files on disk with `tree`, including their content, mode and symlink targets. Idempotent.
 
-        Files that the rules *of that tree* ignore are kept, unless they are part of the tree. Deleted files
+        Files that the ignore rules *of that tree* match are kept, unless they are part of the tree. Deleted files
         that are not in any earlier snapshot are saved under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
@@ -193,15 +196,15 @@ class WorkingTree(CheckedTree):
         return self._undo(expected, actual, self._changes(expected, actual), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
-        """Ensure that `expected` is on disk, but do not undo a person's changes without asking.
+        """Ensure that `expected` is on disk, but ask a person before undoing someone else's changes.
 
         Tool caches and leftovers of our own interrupted attempt are undone, as in `ensure`.
 
         Returns:
-            None if only caches differed. Otherwise, the changes that were undone. They are saved under a ref.
+            None if at most caches differed. Otherwise, the changes that were undone. They are saved under a ref.
 
         Raises:
-            DriftError: somebody else changed files, and the settings require asking a person. Nothing was
+            DriftError: someone else changed files, and the settings require asking a person. Nothing was
                 undone. Not retryable.
         """
         actual = self.snapshot()
@@ -218,7 +221,7 @@ class WorkingTree(CheckedTree):
         return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Apply a person's decision about changes to `expected`. Changes made after the question are kept.
+        """Carry out a person's decision about differences from `expected`. Later changes are kept.
 
         Returns:
             The resulting tree, and the changes that were undone. They are saved under a ref.
@@ -465,10 +468,10 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspaces:
-    """Prepares working trees for episodes, and locks each for one holder at a time.
+    """Prepares working trees for episodes, and locks each tree for one holder at a time.
 
-    Snapshots are stored in the state home. The user's repository is not changed, except that a worktree is added to its
-    list while it exists, and that `deliver` creates a branch.
+    Snapshots are stored in the state home. The user's repository is changed in only two cases: a worktree is
+    added to its list while the worktree exists, and `deliver` creates a branch.
     """
 
     lock_wait: timedelta = LOCK_WAIT
@@ -586,9 +589,9 @@ class Workspaces:
             marker.unlink()
 
     def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
-        """Commit a run's changes as in `commit_result`, and return sentences about them for the status.
+        """Commit a run's changes as in `commit_result`, and describe the result in sentences for the status.
 
-        If that is not possible, the sentences give the reason. Idempotent.
+        If the changes cannot be committed, the sentences give the reason. Idempotent.
 
         Raises:
             GitError: git failed. Retryable.

@@ -65,7 +65,7 @@ class Pointer(NamedTuple):
 
 @dataclass
 class _Contents:
-    """Contents of a new worktree in addition to the files of the commit."""
+    """The contents of a new worktree that are not ordinary files of the commit."""
 
     environments: list[tuple[str, str]] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
@@ -215,7 +215,10 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
 
 
 def _registration(workspace: UserRepository, root: Path) -> Path:
-    """Return the folder that registers a worktree. Its name differs if another folder has the worktree's name."""
+    """Return the folder that registers a worktree in the user's repository.
+
+    Its name differs from the worktree's name if another worktree already uses that name.
+    """
     check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
@@ -324,7 +327,7 @@ def _add_ignored_files(
     contents: _Contents,
     timeout: timedelta,
 ) -> None:
-    """Copy small ignored files that are wanted, and find the environments to mount."""
+    """Copy small ignored files that the worktree needs, and find the environments to mount."""
     ignored: list[str] = []
     Walk(coverage, None, seconds=timeout.total_seconds(), ignored=ignored.append).run(str(workspace), None)
     include = _read_rules(workspace / INCLUDE_FILE) + b"\n" + "\n".join(settings.include).encode()
@@ -373,9 +376,9 @@ def _read_rules(path: Path) -> bytes:
 def _find_files(
     workspace: Path, ignored: Iterable[str], wanted: RuleList, contents: _Contents
 ) -> Iterator[tuple[str, bool]]:
-    """Yield ignored files and folders. The flag is True if the path should be copied.
+    """Yield ignored files and folders, and whether to copy them.
 
-    A folder without wanted files is yielded as a whole.
+    A folder without wanted files is yielded as a single path.
     """
     budget = iter(range(LISTED_ENTRIES))
     for path in sorted(ignored):
@@ -496,7 +499,7 @@ def _large_file_config() -> str:
 
 
 def _object_stores(objects: Path, depth: int) -> Iterator[Path]:
-    """Yield a repository's object folder, followed by the folders from which it borrows objects."""
+    """Yield a repository's object folder, followed by its alternate object folders."""
     yield objects.resolve()
     lines = read_pointer(objects / "info/alternates").splitlines() if depth > 0 else ()
     for line in lines:

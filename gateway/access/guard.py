@@ -38,7 +38,7 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Sign-in links and session cookies of one server."""
+    """The sign-in links and session cookies of one server."""
 
     secret: str = field(repr=False)
     site: Site
@@ -98,7 +98,7 @@ class Sessions:
 
 
 class Account(NamedTuple):
-    """Person, with the subject that is stored in a session."""
+    """A person's account, with the subject that is stored in sessions."""
 
     subject: str
     person: Person
@@ -340,7 +340,7 @@ class _CachedToken(NamedTuple):
 
 
 class People:
-    """Owner of this host, and people with tokens."""
+    """The accounts of this host's owner and of people with tokens."""
 
     def __init__(self, tokens: Tokens, owner: str) -> None:
         """Store the tokens and the owner.

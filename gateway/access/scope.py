@@ -50,7 +50,7 @@ class Services:
 
 
 class WorkflowRef(NamedTuple):
-    """Workflow that is visible to a person."""
+    """A workflow that is visible to a person."""
 
     id: str
     kind: str
@@ -68,13 +68,13 @@ class Scope:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger, limited to the person's projects."""
+        """The ledger, limited to the person's projects."""
         whole = self.services.ledger
         return whole.limit_to(self.person.projects) if self.person.projects else whole
 
     @property
     def client(self) -> TightloopClient:
-        """Client that is connected to Temporal."""
+        """A client that is connected to Temporal."""
         return self.services.client
 
     def require(self, role: Role) -> None:
@@ -135,9 +135,9 @@ class Scope:
         return await asyncio.to_thread(self.services.ledger.id_of, name, hosts)
 
     def queues_of(self, project: ProjectLine) -> Queues:
-        """Return the queues for work in a project.
+        """Return the task queues for work in a project.
 
-        These are the queues of the project's host, because another host may have the same path.
+        These are the queues of the project's host, because another host may have a workspace with the same path.
         """
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
@@ -209,7 +209,9 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
 
 
 async def refused_by_state(scope: Scope, operation: Operation, workflow: WorkflowRef, work: Awaitable[Any]) -> Any:
-    """Await a command to a run. If the run's state does not allow it, name the possible operations.
+    """Await the result of a command to a run.
+
+    If the run's state does not allow the command, the error names the operations that are possible.
 
     Raises:
         WrongStateError: the run's state does not allow the operation.
@@ -241,14 +243,17 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Workflo
 
 
 async def _require_role(scope: Scope, workflow: WorkflowRef, question: str) -> None:
-    """Check that the person has the roles that are required to answer the questions."""
+    """Check that the person has the roles that are required to answer an open question.
+
+    If `question` is empty, check all open questions of the run.
+    """
     for open_question in (await scope.client.status(workflow.id)).questions:
         if not question or question in (open_question.id, open_question.step, open_question.window):
             scope.require(open_question.required_role)
 
 
 async def check_workspace(scope: Scope, workspace: str) -> Queues:
-    """Return the queues for work in a workspace that the person may use.
+    """Check that the person may use a workspace, and return the task queues for work in it.
 
     Raises:
         ProjectNotFoundError: the workspace is not in any of this person's projects.
@@ -271,7 +276,7 @@ def require_all_projects(scope: Scope, what: str) -> None:
 
     Args:
         scope: the request's scope.
-        what: action that requires this check, phrased as the end of a sentence.
+        what: the action, as a verb phrase for the error message.
 
     Raises:
         RefusedError: the token is limited to certain projects.
@@ -367,14 +372,14 @@ async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) 
 def _line_of(
     summary: Summary, project: str, ledger_line: WorkflowLine | None, questions: tuple[Question, ...] | None = None
 ) -> WorkflowLine:
-    """Return a workflow's row from Temporal, completed with data from the ledger.
+    """Build a workflow's row from Temporal's summary and the ledger.
 
     Args:
         summary: the workflow's summary from Temporal.
         project: the project of the workflow's workspace.
         ledger_line: ledger row, if any.
-        questions: questions that the workflow reported. None uses the questions in the ledger while the workflow is
-            open.
+        questions: questions that the workflow reported. None uses the questions in the ledger while the
+            workflow is open.
     """
     if questions is None:
         questions = ledger_line.questions if ledger_line is not None and summary.closed is None else ()

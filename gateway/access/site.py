@@ -25,7 +25,7 @@ LARGEST_BYTES = 16 * 2**20
 
 
 class RefusedError(Exception):
-    """The request is refused. The message gives the reason and the next step."""
+    """Raised when a request is refused. The message gives the reason and the next step."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -78,10 +78,10 @@ class BodyLimiter:
 
 
 class _RemainingBody:
-    """Number of bytes that a request body may still contain."""
+    """The number of bytes that may still be received for a request body."""
 
     def __init__(self, announced: str, bound: int) -> None:
-        """Raise an error if the announced length exceeds the limit."""
+        """Set the limit, and raise an error if the announced length exceeds it."""
         self._left = bound
         self._too_large = RefusedError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -104,7 +104,7 @@ _USUAL_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Addresses of a server, and the origins of other sites that may access shared paths."""
+    """The addresses of a server, and the origins of other sites that may access shared paths."""
 
     page: str
     """Origin that people use to open the server. Browsers treat `localhost` and `127.0.0.1` as different origins."""
@@ -192,7 +192,7 @@ BODY_TIMEOUT_TEXT = f"the request body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection with time limits for receiving the request head and body.
+    """An HTTP connection with time limits for receiving the request head and body.
 
     Without these limits, uvicorn would wait forever. If there are too many connections, a new connection
     replaces the one that has waited longest for a complete head.
@@ -246,7 +246,10 @@ class BoundedConnection(H11Protocol):
             self._await(None)
 
     def _await(self, awaited: tuple[object, object] | None) -> None:
-        """Start the time limit for the awaited data. More data of the same kind does not restart the limit."""
+        """Start the time limit for receiving data.
+
+        Receiving more data of the same kind does not restart the time limit.
+        """
         if awaited == self._awaited:
             return
         if self._timer is not None:

@@ -48,7 +48,7 @@ class Problem(Shown):
 
 
 def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:
-    """Return a problem response. `more` adds members to its body."""
+    """Return a problem response. `more` contains additional members of its body."""
     content = {
         "type": f"urn:tightloop:problem:{kind}",
         "title": status.phrase,

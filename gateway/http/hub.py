@@ -133,7 +133,7 @@ class Hub:
             self._polling = None
 
     async def _read_missed_events(self, stream_filter: StreamFilter, after: str, end: int) -> bytes:
-        """Return the events after an id, up to `end`.
+        """Return the events between the id `after` and the id `end`.
 
         If the id is unknown or too old, return a reset message instead.
         """

@@ -46,7 +46,7 @@ OUTCOMES = {
 
 
 class Report(Value):
-    """Report on a delivery. It answers the open question about the work."""
+    """A report on a delivery. It answers the open question about the work."""
 
     question: str
     option: str
@@ -64,7 +64,10 @@ def awaited_work(status: EpisodeStatus) -> Question | None:
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
-    """Return whether a message is a report. With `before`, only accept reports on earlier iterations."""
+    """Return whether a message is a report.
+
+    If `before` is set, the report must be on an earlier iteration than `before`.
+    """
     try:
         iteration = parse_plan_request(message).iteration
     except MessageError:
@@ -163,7 +166,7 @@ async def _serve_lines(server: Server[Any], reader: asyncio.StreamReader, writer
 
 
 class Lines:
-    """Adapter that gives a socket the text file interface that the SDK expects."""
+    """An adapter that gives a socket the text file interface that the SDK expects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -184,7 +187,7 @@ class Lines:
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
-        """Wait until the peer has read enough data."""
+        """Wait until the peer has read enough data to accept more."""
         await self._writer.drain()
 
 
@@ -251,7 +254,7 @@ _NAMED = 5
 
 
 class Caller(NamedTuple):
-    """Person or agent that uses a connection, with the scope of their access."""
+    """The person or agent that uses a connection, with the scope of their access."""
 
     scope: Scope
     episode: str = ""
@@ -277,7 +280,7 @@ class Caller(NamedTuple):
             return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> WorkflowRef:
-        """Return the episode that the connection names. If it names none, return the only visible open episode.
+        """Return the episode that the connection names, or the only open episode that is visible.
 
         Raises:
             InvalidRequestError: the connection names a different episode than its token. Or it names no
@@ -312,7 +315,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """Add the name of the tool that lists ids to errors about an unknown id."""
+    """If an id is unknown, add the name of the tool that lists ids to the error."""
     try:
         yield
     except EpisodeNotFoundError:

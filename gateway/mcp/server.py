@@ -50,10 +50,13 @@ from tightloop.value import shorten
 
 
 class Tool:
-    """MCP tool for an operation. It is described by the operation's text and its function's docstring."""
+    """An MCP tool for an operation. Its description combines the operation's text and a function's docstring."""
 
     def __init__(self, operation: Operation) -> None:
-        """Derive the arguments from the function's signature. Without a function, use the request model."""
+        """Derive the arguments from the signature of the tool's function.
+
+        If the tool has no function, derive them from the request model.
+        """
         self.name, self._operation = operation.mcp, operation
         self.needs = Role.AGENT if self.name in FOR_AGENTS else Role(operation.role)
         self._run = TOOLS.get(self.name) or self._send
@@ -124,7 +127,7 @@ _URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
 
 
 class Part(NamedTuple):
-    """Kind of resource that every episode has."""
+    """A kind of resource that every episode offers."""
 
     name: str
     description: str
@@ -281,7 +284,7 @@ EPISODE = "episode"
 
 
 class Endpoint:
-    """ASGI application for the MCP endpoint."""
+    """The ASGI application for the MCP endpoint."""
 
     def __init__(self, services: Services) -> None:
         async def caller_of(context: Context) -> Caller:

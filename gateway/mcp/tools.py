@@ -77,7 +77,7 @@ Checkpoint = Annotated[
 
 
 class Recorded(Value):
-    """Checkpoint that the scratchpad belongs to."""
+    """The checkpoint that the scratchpad belongs to."""
 
     ckpt_id: str = Field(description="Checkpoint at the end of the iteration.")
 
@@ -89,13 +89,13 @@ class Ack(Value):
 
 
 class EpisodeNamed(Value):
-    """Episode that the message was sent to."""
+    """The id of the episode that received the message."""
 
     episode_id: str
 
 
 class Started(Value):
-    """Id of the run that was started."""
+    """The id of the run that was started."""
 
     id: str
 
@@ -207,7 +207,7 @@ async def pause_episode(
         Text, Field(min_length=1, description="Reason to show to a person.", examples=["the API key is missing"])
     ],
 ) -> EpisodeNamed:
-    """A person is asked to take a look."""
+    """A person is asked to look at the episode."""
     episode, scope = await caller.own(), caller.scope
     work = scope.client.pause(episode.id, reason, by=scope.person.name)
     await refused_by_state(scope, BY_NAME["pause"], episode, work)
@@ -215,7 +215,7 @@ async def pause_episode(
 
 
 async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
-    """The episode continues from that checkpoint."""
+    """The episode continues from the given checkpoint."""
     episode = await caller.own()
     return Ack(ack=await caller.perform(BY_NAME["restore"], episode.id, {"checkpoint_id": ckpt_id, "reason": REASON}))
 
@@ -333,7 +333,7 @@ async def _status_of(caller: Caller, episode: WorkflowRef) -> EpisodeStatus:
 
 
 async def _keep(caller: Caller, episode: WorkflowRef, message: str) -> str:
-    """Store a message as a note if it does not answer a question, and return the reply.
+    """Store a message that does not answer a question as a note, and return the reply.
 
     A report is never rejected.
     """

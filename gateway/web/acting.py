@@ -33,7 +33,7 @@ CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKin
 
 
 class ActionContext(NamedTuple):
-    """Person who submitted a form, and the form's fields."""
+    """The person who submitted a form, and the form's fields."""
 
     scope: Scope
     target: str
@@ -42,7 +42,7 @@ class ActionContext(NamedTuple):
 
     @property
     def client(self) -> TightloopClient:
-        """Client that is connected to Temporal."""
+        """A client that is connected to Temporal."""
         return self.scope.client
 
     def text(self, name: str) -> str:
@@ -54,7 +54,10 @@ class ActionContext(NamedTuple):
         return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
-        """Return the workflow named in the path. The person must have the operator role."""
+        """Return the workflow named in the path, if the person may steer it.
+
+        This requires the operator role.
+        """
         self.scope.require(Role.OPERATOR)
         return self.line()
 
@@ -112,7 +115,10 @@ def describe_answer(actor: ActionContext) -> Intent:
 
 
 def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
-    """Return a function that inserts the run's title and the form's checkpoint into `sentence`."""
+    """Return a function that describes the effect of an action.
+
+    The function inserts the run's title and the form's checkpoint into `sentence`.
+    """
 
     def describe(actor: ActionContext) -> Intent:
         line = actor.line_to_steer()
@@ -222,7 +228,7 @@ async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLi
 
 
 def describe_dispatch(actor: ActionContext) -> Intent:
-    """Describe how many episodes a dispatch starts, as estimated from the plan."""
+    """Describe how many episodes a dispatch will start, according to the plan."""
     line = actor.line_to_steer()
     estimate = preview_dispatch(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"

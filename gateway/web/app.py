@@ -153,7 +153,7 @@ def path_of(workflow_id: str) -> str:
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield groups of consecutive rows that are either all unchanged or all changed."""
+    """Yield groups of consecutive rows. In each group, either all rows are unchanged or all are changed."""
     for _, group in groupby(rows, key=lambda row: row.kind == "same"):
         yield list(group)
 
@@ -218,9 +218,9 @@ def web_app(services: Services) -> Starlette:
         return answer
 
     async def current(view: View, request: Request) -> RunStatus | None:
-        """Query the status of an open run. Return None if the run does not answer at once.
+        """Query the status of an open run. Return None if the run does not answer promptly.
 
-        The ledger contains the state at the last event. During a long check, this can be minutes old.
+        The ledger only contains the state at the last event, which may be minutes old during a long check.
         """
         line = await run_in_threadpool(view.ledger.workflow, request.path_params["id"])
         if line.closed is not None:
@@ -266,7 +266,7 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler for a form.
 
-    The handler asks for confirmation, and runs the action once `confirmed` is set.
+    The handler first asks for confirmation. It runs the action when the form is sent with `confirmed`.
     """
 
     async def answer(request: Request) -> Response:

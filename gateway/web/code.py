@@ -24,7 +24,7 @@ SHOWN_LINES = 20_000
 
 @dataclass(frozen=True)
 class CodeLine:
-    """Line on one side of a diff."""
+    """A line on one side of a diff."""
 
     number: int | None = None
     """Line number. None if this side has no such line."""

@@ -15,7 +15,7 @@ LABEL_CHARACTERS = 22
 
 @dataclass(frozen=True)
 class Node:
-    """Box of a step. `x` and `y` are its upper left corner in SVG units."""
+    """The box of a step. `x` and `y` are its upper left corner in SVG units."""
 
     id: str
     label: str
@@ -35,11 +35,11 @@ class Graph:
 
 
 def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
-    """Return the layout of a plan's steps.
+    """Compute the layout of a plan's steps.
 
     Args:
         needs: each step's dependencies, in plan order. Unknown names are ignored. Valid plans have no
-            cycles. A cycle is cut at the edge that closes it.
+            cycles. If there is a cycle, the edge that closes it is ignored.
     """
     dependencies = {
         step: [dependency for dependency in before if dependency in needs and dependency != step]

@@ -36,7 +36,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """Column or point, with its label."""
+    """A column or point in a plot, with its label."""
 
     x: float
     y: float
@@ -46,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """Data series with its marks and the polylines through consecutive marks."""
+    """A data series with its marks, and the polylines that connect consecutive marks."""
 
     name: str
     marks: tuple[Mark, ...]
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot of one figure over the periods in a range."""
+    """A plot of one figure over the periods in a time range."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Format a period as its day. If the range is shorter than two days, also show the time."""
+    """Format the day of a period. If the range is shorter than two days, include the time."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 

@@ -52,10 +52,10 @@ class Screen:
 
 
 class SharedContent:
-    """Ledger content that is shown on every page. Shared by people who see the same projects."""
+    """Ledger content that is shown on every page. It is shared by people who see the same projects."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Read from a ledger that is limited to the visible projects."""
+        """Store a ledger that is limited to the visible projects."""
         self._ledger = ledger
 
     @cached_property
@@ -65,7 +65,7 @@ class SharedContent:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Display names of projects, by id."""
+        """The display names of projects, by id."""
         return self._ledger.names()
 
 
@@ -101,7 +101,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class Badge(NamedTuple):
-    """State shown on a page. It can be recognized without its colour."""
+    """A badge that shows a state. It can be recognized without its colour."""
 
     word: str
     glyph: str
@@ -130,7 +130,7 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 
     Args:
         status: status of an episode, plan, loop, task or step, in upper or lower case, with any qualifier.
-        waits: whether a person is needed. This overrides the status.
+        waits: whether the run is waiting for a person. This overrides the status.
     """
     state = status.lower()
     if waits or state in _NEEDS:
@@ -144,13 +144,13 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 def title_of(line: WorkflowLine) -> str:
     """Return the title of an episode or plan.
 
-    This is its goal, a substitute for a loop without a goal, or its id.
+    This is the goal. Without a goal, it is the id, or a fixed text for a loop.
     """
     return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
-    """Format the time that has passed since a moment, e.g. `12m`. Return an empty text if the moment is unknown."""
+    """Format the time since a moment, e.g. `12m`. Return an empty text if the moment is unknown."""
     if at is None:
         return ""
     seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
@@ -286,7 +286,7 @@ def _diff(
 
 
 def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str, Any]:
-    """Read the newest plan, reflection and findings from the workspace's host."""
+    """Read the newest plan, reflection and findings. They are only available on the workspace's host."""
     content: dict[str, Any] = {"plan_text": "", "reflection": None, "findings": [], "missing": ""}
     if not checkpoints:
         return content
@@ -364,7 +364,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
 
 
 class DispatchPreview(NamedTuple):
-    """Content of the confirmation page for a dispatch."""
+    """The content of the confirmation page for a dispatch."""
 
     runs: int
     checks: tuple[str, ...]
@@ -372,7 +372,7 @@ class DispatchPreview(NamedTuple):
 
 
 def preview_dispatch(status: LoopStatus) -> DispatchPreview:
-    """Estimate from the plan how many episodes a dispatch starts."""
+    """Estimate how many episodes a dispatch will start, according to the plan."""
     estimate = estimate_of(status)
     facts = [
         ("Runs", format_count(estimate.runs, "episode")),
@@ -441,7 +441,7 @@ def projects(view: View, _request: Request) -> Screen:
 
 
 def project(view: View, request: Request) -> Screen:
-    """Show a project with its plan and the available action."""
+    """Show a project with its plan and the actions that are available."""
     ledger, key = view.ledger, request.path_params["id"]
     project_line = ledger.project(key)
     newest = ledger.workflows(WorkflowFilter(project=key, kind="loop"), limit=1).lines
@@ -464,7 +464,7 @@ def project(view: View, request: Request) -> Screen:
 
 
 def _up_to_date(line: WorkflowLine, status: RunStatus | None) -> WorkflowLine:
-    """Update an open run's ledger row with the figures from its status, if there is one."""
+    """Update the ledger row of an open run with the figures from its current status, if available."""
     if status is None or line.closed is not None:
         return line
     figures: dict[str, Any] = {"details": status.model_dump(mode="json")}
@@ -476,7 +476,7 @@ def _up_to_date(line: WorkflowLine, status: RunStatus | None) -> WorkflowLine:
 
 
 def workflow(view: View, request: Request) -> Screen:
-    """Show an episode, a plan or a project's plan."""
+    """Show the page of an episode, a plan or a project's plan."""
     line = _up_to_date(view.ledger.workflow(request.path_params["id"]), request.state.current)
     show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
     template, content = show(view.ledger, line, request.query_params)
@@ -538,7 +538,7 @@ class _CacheEntry(NamedTuple):
 
 
 class PageCache:
-    """Cache of recent responses. Concurrent requests for the same response share one computation."""
+    """A cache of recent responses. Concurrent requests for the same response share one computation."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

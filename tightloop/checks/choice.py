@@ -42,7 +42,7 @@ _COMMON, _ABOUT_CHECKS = frozenset(_DATA["common"]), frozenset(_DATA["about_chec
 
 
 class TriedCheck(Value):
-    """Result of running a check once in a temporary checkout of the original tree."""
+    """The result of running a check once in a temporary checkout of the original tree."""
 
     check: FoundCheck
     passed: bool = False
@@ -59,7 +59,7 @@ class TriedCheck(Value):
 
 
 class ChosenChecks(Value):
-    """Checks chosen as the definition of done, with an explanation of the choice."""
+    """The checks chosen as the definition of done, with an explanation of the choice."""
 
     checks: tuple[Check, ...] = ()
     sentences: tuple[str, ...] = ()
@@ -110,11 +110,11 @@ def _missing(match: re.Match[str]) -> str:
 def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     """Return the failed tests that the goal refers to, or None if it refers to the whole check.
 
-    If the goal names code, these are the tests that use the code. If no such test is known, these are the
-    tests whose name or file shares a word with the goal. Tests in the same file are selected together.
+    If the goal names code, return the tests that use this code. If there are none, return the tests whose
+    name or file shares a word with the goal. Tests in the same file are selected together.
 
-    The goal refers to the whole check if it mentions the check by name, such as `tests` or `lint`. The
-    same is true if it names nothing specific ("fix the bug").
+    The goal refers to the whole check if it mentions the check by name, such as `tests` or `lint`, or
+    if it names nothing specific ("fix the bug").
     """
     words = words_of(goal)
     if not words:
@@ -153,7 +153,7 @@ def _shares_stem(left: frozenset[str], right: frozenset[str]) -> bool:
 def is_decisive(trial: TriedCheck) -> bool:
     """Return whether a check can detect a regression.
 
-    A check can do so if it passes, or if it reports the names of its failing tests.
+    This is possible if the check passes, or if it reports the names of its failing tests.
     """
     return not trial.not_used and (trial.passed or bool(trial.failed_tests))
 
@@ -161,8 +161,8 @@ def is_decisive(trial: TriedCheck) -> bool:
 def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
     """Choose the checks that define when a goal is done.
 
-    A passing check must keep passing. A failing check must pass in the end if the goal refers to it. Any
-    other failing check must not get worse, so a test that passes now must not fail later.
+    A check that passes now must keep passing. A failing check must pass in the end if the goal refers
+    to it. Any other failing check must not get worse: tests that pass now must not fail later.
 
     A failing check that does not name its failed tests is left out, because its exit status cannot show a
     regression. If the check runs the project's only tests, it is kept and must pass in the end.
@@ -195,7 +195,7 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 
 
 def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
-    """Return a check's state as text, and the failures that the check may keep.
+    """Describe a check's state, and return the failures that are allowed to remain.
 
     The failures are None if the check is left out.
     """
@@ -250,7 +250,7 @@ _MODULE_WORDS = re.compile(r"[\w.]+")
 
 
 class Block(NamedTuple):
-    """Definition of a function or class in a source file."""
+    """A function or class definition in a source file."""
 
     name: str
     path: str
@@ -275,7 +275,7 @@ def blocks_of(path: str, text: str) -> Iterator[Block]:
 
 
 class Sources:
-    """Definitions in a project's code and tests, with the names that each definition uses."""
+    """The definitions in a project's code and tests, with the names that each definition uses."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = {path: text for path, text in texts.items() if is_program(path)}

@@ -52,7 +52,7 @@ def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:
 def _github_jobs(
     project: Project, path: str, document: Mapping[str, Any], reason: str
 ) -> Iterator[tuple[str, FoundCheck]]:
-    """Yield the checks in a workflow's jobs, each with the interpreter that its job requires.
+    """Yield the checks in a workflow's jobs, each with the interpreter that the job requires.
 
     The interpreter is "" if the job can use the installed one.
     """
@@ -141,7 +141,7 @@ def _github_steps(
 
 
 def _fitting(project: Project, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the matrix entries of a job that best match this system and the installed interpreter."""
+    """Return the matrix entries of a job that best match this host's system and interpreter."""
     matrix = table_of(job, "strategy", "matrix")
     for name, value in matrix.items():
         # A list that the job computes, such as `${{ fromJson(...) }}`, usually contains the installed version.
@@ -249,7 +249,7 @@ def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bo
 class _Condition:
     """Evaluator for the tokens of a condition.
 
-    Unknown values are None. The result is None if it depends on an unknown value.
+    Unknown values are None. A result that depends on an unknown value is also None.
     """
 
     def __init__(self, tokens: list[str], values: Mapping[str, Any], project: Project) -> None:
@@ -344,7 +344,7 @@ _GITLAB_KEYS = frozenset(
 
 
 def gitlab_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks from GitLab CI jobs that suit the installed interpreter."""
+    """Yield the checks from GitLab CI jobs that can use the installed interpreter."""
     path = ".gitlab-ci.yml"
     document = read_yaml(project.text(path, ""))
     jobs = {str(name): job for name, job in document.items() if isinstance(job, dict) and name not in _GITLAB_KEYS}

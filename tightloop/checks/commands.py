@@ -49,7 +49,7 @@ _WORDS_OF_KIND = {
 
 
 class CheckKind(StrEnum):
-    """Kind of check, such as running tests."""
+    """The kind of a check, such as tests or lint."""
 
     TESTS = "tests"
     LINT = "lint"
@@ -59,7 +59,7 @@ class CheckKind(StrEnum):
 
 
 class FoundCheck(Value):
-    """Command found in a project's files that can be used as a check."""
+    """A command in a project's files that can be used as a check."""
 
     run: str
     """Command line to run in the root of the working tree."""
@@ -81,7 +81,7 @@ class FoundCheck(Value):
 
 @dataclass(frozen=True)
 class Project:
-    """Project files, and the versions of the installed interpreters."""
+    """A project's files, and the versions of the installed interpreters."""
 
     paths: frozenset[str]
     texts: Mapping[str, str]
@@ -110,7 +110,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Origin:
-    """Location where a command was found: file, folder and variables."""
+    """The place where a command was found: its file, folder and variables."""
 
     source: str
     folder: str = ""
@@ -120,7 +120,7 @@ class Origin:
 
 
 class Line(NamedTuple):
-    """Single command of a script, with its origin."""
+    """A single command from a script, with its origin."""
 
     text: str
     words: tuple[str, ...]
@@ -135,7 +135,7 @@ class Line(NamedTuple):
 
 
 def split_script(script: str, origin: Origin) -> Iterator[Line]:
-    """Yield the commands of a script in order. `cd` and `export` affect the commands that follow."""
+    """Yield the commands of a script in order. Apply each `cd` and `export` to the commands that follow."""
     script = re.sub(r"\\\r?\n[ \t]*", " ", script[:_SCRIPT_CHARACTERS]).replace("\r\n", "\n")
     content, folder, variables = script.encode(), origin.folder, dict(origin.variables)
     for node in _statements(parse(script)):
@@ -193,8 +193,8 @@ def started_command(words: tuple[str, ...]) -> tuple[int, bool]:
     """Return the position of the program in a command, after wrappers such as `timeout 60` or `uv run`.
 
     Returns:
-        The position, and True if a wrapper selects an environment. In that case, the environment of the
-            workspace is used instead.
+        The position, and True if a wrapper selects its own environment. The command then uses the
+            workspace's environment instead.
     """
     at, replaced = 0, False
     while at < len(words):
@@ -241,7 +241,7 @@ def started_program(run: str) -> str:
 
 
 def program_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the program and its arguments. An interpreter in front of a module or script is dropped."""
+    """Return the program and its arguments. Drop an interpreter that runs a module or script."""
     if not words:
         return ()
     name, rest = posixpath.basename(words[0]), words[1:]
@@ -274,7 +274,7 @@ def kind_of(argv: tuple[str, ...]) -> CheckKind | None:
 
 
 def kind_of_name(name: str) -> CheckKind | None:
-    """Return the kind of check suggested by a script or target name, or None."""
+    """Return the kind of check suggested by the name of a script or target, or None."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     ends = {*words[:1], *words[-1:]}
     return next((CheckKind(kind) for kind, announced in _WORDS_OF_KIND.items() if ends & announced), None)

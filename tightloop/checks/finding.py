@@ -64,8 +64,9 @@ def is_project_folder(folder: str) -> bool:
 def find_checks(project: Project) -> tuple[tuple[FoundCheck, ...], ...]:
     """Return a project's checks without duplicates, grouped by source. The best source comes first.
 
-    CI comes first, because it decides what the project accepts. Next come the runners that people use,
-    then the configured tools, and finally the README. `is_covered` decides which of the sources are used.
+    CI comes first, because it decides which changes the project accepts. Next come the task runners that
+    people use, then the configured tools, and finally the README. `is_covered` decides which sources are
+    used.
     """
     of_ci = (*github_checks(project), *gitlab_checks(project))
     # CI tests all projects of a repository.
@@ -182,7 +183,7 @@ def _project_scripts(project: Project, origin: Origin) -> Iterator[FoundCheck]:
 
 
 def _configured(project: Project, at: Callable[[str], Origin]) -> Iterator[FoundCheck]:
-    """Yield the commands of the tools that a project configures."""
+    """Yield the commands for the tools that are configured in a project."""
     tools = table_of(read_toml_text(project.text("pyproject.toml")), "tool")
     setup, tox = read_ini(project.text("setup.cfg")), read_ini(project.text("tox.ini"))
 
@@ -227,7 +228,7 @@ def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 
 
 def _test_files(project: Project) -> Iterator[FoundCheck]:
-    """Yield a pytest check if the project has tests but does not name a runner."""
+    """Yield a pytest check if the project has tests but does not name a test runner."""
     inside = f"{project.folder}/" if project.folder else ""
     # Tests below the folder of another project belong to that project.
     others = () if project.folder else tuple(f"{folder}/" for folder in _folders_below(project))

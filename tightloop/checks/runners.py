@@ -115,7 +115,7 @@ def _delegated(
 ) -> Iterator[FoundCheck]:
     """Yield a runner's command as a single check.
 
-    If the runner cannot run on this host, yield the commands that it would run.
+    If the runner cannot run on this host, yield the checks that the runner would start.
     """
     checks = tuple(dict.fromkeys(inner))
     if not name:
@@ -143,7 +143,7 @@ def _delegated(
 
 
 def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_environment: bool) -> Delegation | None:
-    """Return the name and the checks of a runner's command, or None if the program is not a runner.
+    """Return a runner's name and the checks that it runs, or None if the program is not a runner.
 
     The name is empty if the runner cannot run here because it installs an environment first.
     """

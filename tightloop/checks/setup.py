@@ -53,7 +53,7 @@ _MANIFESTS = frozenset(
 
 
 class Setup(Sparse):
-    """Command that sets up a working tree, and the decision on whether to run the command."""
+    """A command that sets up a working tree, and the decision on whether to run it."""
 
     command: str
     locks: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Setup(Sparse):
 
 
 class Proposal(NamedTuple):
-    """Proposed command for creating the missing environments."""
+    """A proposed command that creates the missing environments."""
 
     command: str
     programs: tuple[str, ...]
@@ -160,7 +160,7 @@ def _is_lock(path: str) -> bool:
 
 
 def _is_empty(name: str, content: str) -> bool:
-    """Return whether a lock file lists no packages or does not pin all versions."""
+    """Return whether a lock file lists no packages or leaves some versions unpinned."""
     if name in ("package-lock.json", "npm-shrinkwrap.json"):
         try:
             lock = json.loads(content)

@@ -18,7 +18,7 @@ SENTENCES = {operation.cli: operation.summary for operation in OPERATIONS if ope
 
 
 class Command(click.Command):
-    """Command whose arguments and options come from a function's signature.
+    """A command whose arguments and options are derived from a function's signature.
 
     Args:
         command_path: full name of the command, such as `plan run`.
@@ -49,7 +49,7 @@ class Command(click.Command):
 
 
 class Field(NamedTuple):
-    """Command parameter for a field of an operation's request. Parameters that are None are not sent."""
+    """A command parameter for a field of an operation's request. Fields that are None are not sent."""
 
     name: str
     declaration: Option | Argument
@@ -58,7 +58,7 @@ class Field(NamedTuple):
 
 
 class Verb(Command):
-    """Command generated from an operation. It sends a message to a run."""
+    """A command that is generated from an operation and sends a message to a run."""
 
     def __init__(self, name: str, *fields: Field, panel: str = STEER) -> None:
         self.operation = BY_NAME[name]
@@ -84,7 +84,7 @@ class Verb(Command):
 
 
 class Group(click.Group):
-    """Command group whose help lists the commands in panels."""
+    """A command group whose help lists the commands in panels."""
 
     def __init__(self, name: str, help: str, panel: str, *commands: click.Command) -> None:
         super().__init__(name, {str(command.name): command for command in commands}, help=help, no_args_is_help=True)

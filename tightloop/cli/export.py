@@ -134,7 +134,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
 
 def _load_stored_data(store: Store, problems: Problems) -> Document:
-    """Return the data about a plan that is stored on this host."""
+    """Return the stored data of a plan that is available on this host."""
     try:
         store.require()
         revisions, records = store.revisions(), store.records()
@@ -264,7 +264,7 @@ def _write_parts(folder: Path, document: Document) -> None:
 
 
 def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]:
-    """Copy all artifacts that a plan's records and report refer to. Files are named by their SHA-256."""
+    """Copy all artifacts used in a plan's records and report. Files are named by their SHA-256."""
     missing = []
     children = document.get("children", {}).values()
     named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]

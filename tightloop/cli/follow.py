@@ -32,8 +32,8 @@ def follow(
 ) -> RunStatus | None:
     """Follow an episode or a plan and return its last status. Ctrl-C does not stop the run.
 
-    Without `wait`, also return when only a person can continue the run. `wait` is off by default if the
-    output is not a terminal.
+    Without `wait`, also return when the run cannot continue without a person. `wait` is off by default if
+    the output is not a terminal.
     """
     waits = on_terminal() if wait is None else wait
     try:
@@ -108,7 +108,7 @@ class Follower:
     def _report_silence(self, error: ServiceUnavailableError) -> None:
         """Report that a service does not respond.
 
-        Polls run twice a second, so the same message is repeated only once a minute.
+        The service is polled twice a second, so the same message is repeated at most once a minute.
         """
         now = time.monotonic()
         if error.message != self._silence or now - self._last_report_s >= SILENCE_S:

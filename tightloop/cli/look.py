@@ -54,9 +54,9 @@ QUESTION_SECONDS = 2.0
 def rows_of_temporal(
     session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
 ) -> tuple[Sequence[Summary], list[RunStatus]]:
-    """Return the rows for `list`.
+    """Return the rows for `list`, and the statuses of workflows that are waiting for a person.
 
-    Also return the statuses of the first workflows that are waiting for a person.
+    Only the first `questions_of` of these statuses are returned.
     """
     unread: list[SettingsError] = []
 

@@ -128,7 +128,7 @@ def verify(
 
 
 async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:
-    """Wait until a plan is a draft with tasks or has ended."""
+    """Wait until a plan has become a draft with tasks, or has ended."""
     async with contextlib.aclosing(client.watch(plan_id)) as changes:
         async for status in changes:
             assert isinstance(status, LoopStatus)

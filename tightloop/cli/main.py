@@ -16,7 +16,7 @@ from tightloop.run.outcome import FAILED
 
 
 class RootGroup(Group):
-    """Root command group. Prints tightloop errors as one sentence and sets the exit code."""
+    """The root command group. Prints tightloop errors as one sentence and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and handle its errors."""
@@ -44,7 +44,7 @@ def _print_errors(*sentences: str) -> None:
 
 
 def _sentences(error: TightloopError) -> list[str]:
-    """Return one line for each problem of an error.
+    """Return one line for each problem in an error.
 
     A line has the form `error: problem`, or `file:line:column: error: problem` for plan files.
     """

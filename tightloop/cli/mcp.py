@@ -87,7 +87,7 @@ class ClientName(StrEnum):
 
 @dataclass(frozen=True)
 class Client:
-    """Configuration format and rules file of an MCP client."""
+    """The configuration format and the rules file of an MCP client."""
 
     config: Callable[[Path], Path]
     """Returns the path of the configuration for a workspace."""

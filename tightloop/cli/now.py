@@ -37,7 +37,7 @@ _MAPPINGS = frozenset({"counts"})
 
 
 class Document:
-    """Object from an API response. Its fields have the names and types of tightloop's models."""
+    """An object from an API response. Its fields have the names and types of tightloop's models."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -79,7 +79,7 @@ def plain_names(value: Any) -> Any:
 
 
 class Gateway(NamedTuple):
-    """Connection details for this host's gateway, including a session for its owner."""
+    """Connection details for this host's gateway, including a session for the gateway's owner."""
 
     address: str
     host: str

@@ -20,7 +20,7 @@ REQUIRED: Any = inspect.Parameter.empty
 
 
 class Option:
-    """Command-line option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
+    """A command-line option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
 
     Args:
         spellings: names of the option, such as `--json`. The default is derived from the parameter's
@@ -45,7 +45,7 @@ class Argument:
 
 
 class Choice(click.Choice[Any]):
-    """Click parameter type that accepts the values of an enum."""
+    """A Click parameter type that accepts the values of an enum."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([member.value for member in kind])

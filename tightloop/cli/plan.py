@@ -92,7 +92,7 @@ def with_records(status: RunStatus) -> RunStatus:
 async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
     """Return the newest revision stored on this host.
 
-    A first revision can also be rebuilt from the plan's request.
+    If nothing is stored, the first revision can be rebuilt from the plan's request.
 
     Raises:
         InvalidRequestError: the plan was rejected before it was stored.
@@ -271,9 +271,9 @@ async def _request(
 
 
 def _text_fields(file: str, text: str) -> dict[str, str]:
-    """Return the request field with a plan's text.
+    """Return the request field for a plan's text.
 
-    If the text is too large for a message, return the field with its file.
+    If the text is too large for a message, return the field for its file name.
     """
     if len(text.encode()) <= SOURCE_BYTES or file == "-":
         return {"source": text}
@@ -345,7 +345,7 @@ def graph(context: click.Context, what: FileOrId) -> None:
 
 
 def _readable(file: str) -> Plan:
-    """Parse a plan file and print its errors. Only errors that prevent parsing are raised."""
+    """Parse a plan file and print its errors. Raise only errors that prevent parsing."""
     result = examine(file)
     # This raises: a part that cannot be parsed would be missing from the output without notice.
     if result.read is None or result.read.left_out:

@@ -27,7 +27,7 @@ STDIN_NAME = "stdin"
 
 @dataclass(frozen=True)
 class Examined:
-    """Plan text with its errors and warnings."""
+    """The text of a plan, with its errors and warnings."""
 
     name: str
     text: str
@@ -138,8 +138,8 @@ def problem_line(problem: Problem) -> str:
 def read_inputs(pairs: list[str], plan_inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Parse `name=value` pairs.
 
-    If the plan's own value is text, the new value is kept as text, so version 1.10 is not read as a
-    number. Any other value is parsed as JSON, or kept as text if it is not valid JSON.
+    If the input is text in the plan, its new value is also kept as text. Version 1.10 is then not read
+    as a number. Any other value is parsed as JSON, or kept as text if it is not valid JSON.
 
     Args:
         pairs: pairs as typed by the user.
@@ -218,7 +218,7 @@ def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> s
 
 
 def step_text(step: Step, status: StepStatus | None = None) -> str:
-    """Return a step as text: a heading, followed by one line per field."""
+    """Return a step as text. A heading is followed by one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "does not access the tree", "reads": "reads the tree", "writes": "writes the tree"}

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Session:
-    """Global options, with the settings and connection derived from them."""
+    """The global options, with the settings and the connection that they define."""
 
     settings_file: Path | None = None
     address: str | None = None
@@ -35,7 +35,7 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """Effective settings from files, the environment and global options.
+        """The effective settings from files, the environment and global options.
 
         The files are read once per command.
 
@@ -72,7 +72,7 @@ class Session:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     def on(self, reference: str, work: Callable[[TightloopClient, str], Awaitable[T]], kind: Kind | None = None) -> T:
-        """Run a coroutine with the id that `reference` resolves to."""
+        """Resolve a reference to an id, and run a coroutine with the id."""
 
         async def resolve_and_run(client: TightloopClient) -> T:
             return await work(client, await client.resolve(reference, kind=kind))
@@ -107,7 +107,7 @@ def operator() -> str:
 def exit_with_status(last: RunStatus | None) -> None:
     """Exit with the code for a run's outcome, as defined in `tightloop/run/outcome.py`.
 
-    Return if the run simply succeeded.
+    Return normally if the exit code is 0.
     """
     if last is None:
         return

@@ -81,7 +81,7 @@ def find_project(path: str) -> dict[str, str]:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Collect the given options, leaving out those that are None."""
+    """Return the given options, leaving out those that are None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -452,8 +452,8 @@ async def start_and_wait(
 ) -> tuple[str, tuple[str, ...]]:
     """Start an episode or a plan, and wait until it can no longer be rejected.
 
-    Return the id and notes. The notes list the checks found in the project, for example, or warn that no
-    worker is available.
+    Return the id and any notes. For example, the notes list the checks found in the project, or warn that
+    no worker is available.
 
     Raises:
         InvalidRequestError: the episode or plan was rejected. The message contains the reason.

@@ -115,7 +115,7 @@ def table(*headers: str) -> Table:
 
 
 def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str]) -> Panel:
-    """Return a panel with the non-empty rows, followed by the next actions for a person."""
+    """Return a panel with the non-empty rows, followed by the actions that a person can take next."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")

@@ -74,7 +74,7 @@ _TEXTS = {
 
 
 def todo_lines(status: Any) -> list[str]:
-    """Return the lines about everything that is waiting for a person, with the commands to respond."""
+    """Return a line for each item that is waiting for a person, with the command to respond."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
@@ -272,7 +272,7 @@ def episode_line(status: EpisodeStatus) -> str:
 
 
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
-    """Return the outcome of an episode and the command to continue."""
+    """Return the outcome of an episode, and the command to continue it."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
     changed = "" if status.files_changed is None else f" {format_count(status.files_changed, 'file')} changed."
     lines = [
@@ -459,7 +459,7 @@ def status_line(status: Any) -> str:
 
 
 def end_lines(status: Any) -> list[str]:
-    """Return the outcome of a run and the command to continue."""
+    """Return the outcome of a run, and the command to continue it."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_end_lines
 

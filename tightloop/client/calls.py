@@ -429,8 +429,8 @@ class Calls:
 
         Args:
             error: error raised by Temporal.
-            workflow_id: id of the target workflow; empty if there was none.
-            requested_at: time of the request to a worker; None if only Temporal had to respond.
+            workflow_id: id of the target workflow. Empty if there was none.
+            requested_at: time when a worker was asked. None if only Temporal had to respond.
         """
         message = error.message
         match error.status:
@@ -468,7 +468,7 @@ class Calls:
         return WrongStateError(f"{workflow_id} is closed and no longer accepts messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
-        """Translate the error for a call that Temporal rejected."""
+        """Return the tightloop error for a call that Temporal rejected."""
         if "search attribute" not in message.lower():
             return InvalidRequestError(f"Temporal rejected the request: {message}")
         where = (self.address, self.client.namespace)
@@ -528,7 +528,7 @@ def _children_of(value: Any) -> Iterable[Any]:
 
 
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
-    """Translate a failed update, preserving the validator's message."""
+    """Translate the error of a failed update, and keep the validator's message."""
     if not isinstance(cause, ApplicationError):
         return ServiceUnavailableError(f"{workflow_id} could not respond: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":

@@ -111,7 +111,7 @@ async def connect(
 def _patience(temporal: "TemporalSettings") -> RetryConfig:
     """Return the retry policy for workers.
 
-    Workers keep trying for `absence_s`, because an undelivered result would have to be computed again.
+    Workers retry a call for `absence_s`, because an undelivered result would have to be computed again.
     """
     # 0 means unlimited retries. The interval is short, because cancellations arrive with heartbeat responses.
     return RetryConfig(
@@ -120,7 +120,7 @@ def _patience(temporal: "TemporalSettings") -> RetryConfig:
 
 
 def _quiet_runtime() -> Runtime:
-    """Return the client runtime of this process. It does not log a warning for every retried call."""
+    """Return the runtime for this process's clients. It does not log a warning for every retry."""
     process = os.getpid()
     if process not in _runtimes:
         _runtimes[process] = Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))

@@ -61,7 +61,7 @@ _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
 
 
 class SealedPayloadConverter(PydanticPayloadConverter):
-    """Payload converter that fails on rejected payloads and exposes seals.
+    """Payload converter that raises an error for rejected payloads and makes seals available.
 
     A workflow input gets its seal in the field `sealed_as`. A signal or update argument declared as `Any`
     becomes a `SealedMessage`. Without authentication, there are no seals and values are not changed.
@@ -119,9 +119,9 @@ class ScrubbedFailures(DefaultFailureConverter):
 class CheckedFailures(ScrubbedFailures):
     """Failure converter that accepts only failures with a proven origin.
 
-    Other failures become errors of type `RefusedPayload`. A failure does not need a payload, so the codec
-    alone cannot reject a forged failure. Timeouts, cancellations and terminations come from Temporal.
-    They are accepted because they can only stop work.
+    Other failures become errors of type `RefusedPayload`. The codec alone cannot reject a forged
+    failure, because a failure does not need a payload. Timeouts, cancellations and terminations come
+    from Temporal. They are accepted because they can only stop work.
     """
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
@@ -142,7 +142,7 @@ class CheckedFailures(ScrubbedFailures):
 
 
 class SealedFailures(CheckedFailures):
-    """Failure converter that seals messages and stack traces and proves their origin."""
+    """Failure converter that seals messages and stack traces and proves where they come from."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         """Convert an exception and its causes to a Temporal failure with sealed text."""
@@ -208,7 +208,7 @@ def sealing_converter(codec: SealingCodec) -> DataConverter:
 
 
 class _SealingConverter(DataConverter):
-    """Variant of the SDK's data converter with a cheaper `with_context`."""
+    """A variant of the SDK's data converter with a faster `with_context`."""
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a copy whose codec uses the context. Other parts do not need the context."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Event(TimelineLine):
-    """Timeline event with its position. Readers can continue from this position."""
+    """A timeline event with its position. Readers can continue from this position."""
 
     cursor: str = ""
     """Cursor to continue after this event with `events` or `timeline`. It stays valid in later runs."""
@@ -33,7 +33,7 @@ class Event(TimelineLine):
 
 
 class ReadPosition(NamedTuple):
-    """Position of a reader: a run and the number of lines read. All earlier runs were read completely."""
+    """The position of a reader: a run and the number of lines read. All earlier runs were read completely."""
 
     run_id: str
     lines: int

@@ -59,7 +59,7 @@ _MEMO_CHARACTERS = 200
 
 
 class Kind(StrEnum):
-    """Kind of a workflow: an episode, a plan or a project plan."""
+    """The kind of a workflow: an episode, a plan or a project plan."""
 
     EPISODE = "episode"
     PLAN = "plan"
@@ -76,7 +76,7 @@ KINDS = {EPISODE_WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOO
 
 
 class Summary(Value):
-    """Row in the list of episodes and plans."""
+    """A row in the list of episodes and plans."""
 
     id: str
     kind: Kind
@@ -100,7 +100,7 @@ class Summary(Value):
 
 
 class Run(Value):
-    """Run of an episode or a plan. Long work, a restore, a reset or a restart starts a new run."""
+    """A run of an episode or a plan. Long work, a restore, a reset or a restart starts a new run."""
 
     run_id: str
     status: str
@@ -110,7 +110,7 @@ class Run(Value):
 
 
 class Execution(Summary):
-    """Newest run of an episode or a plan."""
+    """The newest run of an episode or a plan."""
 
     run_id: str
     is_open: bool
@@ -311,7 +311,7 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
 
 
 def _qualifier(status: str, attribute: str) -> str:
-    """Return the qualifier in a value of `TightloopStatus`, such as `succeeded, not proven`."""
+    """Return the part of a `TightloopStatus` value after the status, such as `not proven`."""
     return attribute.removeprefix(f"{status}, ") if attribute.startswith(f"{status}, ") else ""
 
 

@@ -161,7 +161,7 @@ class History:
         return next(iter(answer.history.events), None)
 
     async def first_input(self, execution: Execution, kind: type[T]) -> T:
-        """Return the input with which a run was started.
+        """Return the input that a run was started with.
 
         Raises:
             SettingsError: the input cannot be decoded.

@@ -134,7 +134,7 @@ class ScenarioStore:
         return self.store(bundle)
 
     def store(self, bundle: ScenarioBundle) -> HiddenScenarios:
-        """Encrypt and store a bundle, and return the commitment to it."""
+        """Encrypt and store a bundle, and return its commitment."""
         commitment = bundle.commitment
         file = self._file(commitment.digest)
         if not file.exists():

@@ -60,7 +60,7 @@ Claim = Callable[[str, str], bool]
 
 @contextmanager
 def sealing_as(kind: SealKind) -> Iterator[None]:
-    """Set the purpose of all payloads encoded in the block: start, message or heartbeat."""
+    """Set the purpose of all payloads that are encoded in the block: start, message or heartbeat."""
     token = _sealing.set(kind)
     try:
         yield
@@ -73,7 +73,7 @@ class RefusedError(Exception):
 
 
 class _PayloadOwner(NamedTuple):
-    """Workflow or activity that a payload belongs to.
+    """The workflow or activity that a payload belongs to.
 
     For a workflow's payload, the activity fields are empty.
     """
@@ -85,7 +85,7 @@ class _PayloadOwner(NamedTuple):
 
 
 class Keys:
-    """Source of the codec's keys. Keys that are added to the key file later are also found.
+    """Provides the codec's keys. Keys that are added to the key file later are also found.
 
     Args:
         ring: key ring. The current key seals payloads, and all keys can open them. If None, the keys are
@@ -387,7 +387,7 @@ class ReadingCodec(PayloadCodec):
 class OperatorCodec(PayloadCodec):
     """Codec of the codec server for Temporal's UI and CLI.
 
-    Input from the UI and CLI is sealed as coming from an operator.
+    Input from the UI and CLI is sealed as input from an operator.
 
     Args:
         codec: codec with the keys. If None, payloads are passed through unchanged.
@@ -397,7 +397,7 @@ class OperatorCodec(PayloadCodec):
         self._codec = codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload so that it can be sent to any one workflow within a limited time."""
+        """Seal each payload so that a single workflow can accept it within a limited time."""
         codec = self._codec
         return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
 
@@ -428,7 +428,7 @@ def _is_command() -> bool:
 
 
 def _with_seal_text(payload: Payload, text: str) -> Payload:
-    """Return a payload with its seal's text in the metadata. Without text, remove the metadata entry."""
+    """Return a payload with the seal's text in its metadata. If the text is empty, remove the entry."""
     if not (text or OPENED_FIELD in payload.metadata):
         return payload
     opened = Payload()

@@ -258,11 +258,11 @@ def _duration(value: timedelta) -> Duration:
 
 
 async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
-    """Refuse a start that the workers of a task queue could not read or would not accept.
+    """Refuse a start if the workers of a task queue could not read it or would not accept it.
 
-    The start is refused if the workers encrypt but this client does not, or if their keys differ. The
-    identity of a worker contains the id of its key. If no worker is polling, the queue's newest run is
-    checked instead. A queue without runs cannot be checked.
+    The start is refused if the workers encrypt payloads but this client does not, or if their keys
+    differ. The identity of a worker contains the id of its key. If no worker is polling, the queue's
+    newest run is checked instead. A queue without runs cannot be checked.
 
     Raises:
         SettingsError: the start was refused. Nothing was sent.
@@ -285,7 +285,8 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
 async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
     """Refuse to connect if a worker on a task queue uses a key that this client does not have.
 
-    No key is created. The check takes one call. Roles that may only start and steer runs skip the check.
+    The check takes one call and never creates a key. It is skipped for roles that may only start and
+    steer runs.
 
     Raises:
         SettingsError: neither side could read the other's payloads.
@@ -318,7 +319,7 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Return the beginning of a sentence about a worker whose key is missing on this host.
+    """Describe a worker whose key is missing on this host, as the beginning of a sentence.
 
     Return "" if there is no such worker.
     """
@@ -349,7 +350,7 @@ async def _has_sealed_memo(calls: Calls, task_queue: str) -> bool:
 
 @dataclass(frozen=True)
 class Topology:
-    """Workers of an installation, grouped by task queue."""
+    """The workers of an installation, grouped by task queue."""
 
     main_queue: str
     main: tuple[Poller, ...]

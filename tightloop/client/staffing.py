@@ -38,7 +38,7 @@ async def count_open(calls: Calls, version: str) -> int:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Steps waiting on a task queue. The counts are approximate and a few seconds old."""
+    """The steps that are waiting on a task queue. The counts are approximate and a few seconds old."""
 
     count: int
     oldest: timedelta
@@ -90,7 +90,7 @@ ASK_SECONDS = 15.0
 
 
 class UnservedHost(NamedTuple):
-    """Host without a worker, with the open work that only this host can do."""
+    """A host without a worker, with the open work that only this host can do."""
 
     queue: str
     """Task queue of the host."""
@@ -98,7 +98,7 @@ class UnservedHost(NamedTuple):
 
 
 class _RequestQueues(Value):
-    """Task queues from the request of any kind of run. Other fields are ignored."""
+    """The task queues in the request of any kind of run. Other fields are ignored."""
 
     queues: Queues = Queues.model_construct()
 

@@ -204,7 +204,7 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
 
 
 async def _with_request(calls: Calls, execution: Execution) -> Execution:
-    """Add data from the run's input to the description of a run.
+    """Add missing data from the run's input to its description.
 
     A run that was started with `temporal workflow start` does not have tightloop's memo.
     """
@@ -270,7 +270,7 @@ OnSilence = Callable[[ServiceUnavailableError], None]
 
 
 class Models(NamedTuple):
-    """Status and result models for one kind of run."""
+    """The status and result models for one kind of run."""
 
     request: "type[EpisodeRequest | PlanRequest | LoopRequest]"
     status: type[RunStatus]
@@ -354,7 +354,7 @@ async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
 
 
 def _with_work(answered: RunStatus, execution: Execution) -> RunStatus:
-    """Replace the reported work with the latest heartbeat of the running activity, if any."""
+    """Replace the reported work with the latest heartbeat of the running activity, if there is one."""
     from tightloop.episode.model import EpisodeStatus
 
     if not isinstance(answered, EpisodeStatus) or answered.work is None or execution.work is None:
@@ -471,7 +471,7 @@ async def patiently(
 
 
 def _outline(execution: Execution) -> RunStatus:
-    """Return a status with only the data that Temporal stores about a run."""
+    """Return a status that contains only the data stored by Temporal."""
     # There are no options: only Temporal itself can end its own pause.
     evidence, kind = (execution.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=execution.frozen, evidence=evidence, options=(), by="temporal")

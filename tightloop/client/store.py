@@ -35,13 +35,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RevisionPlace(Value):
-    """Reference to a revision of a plan in the store."""
+    """A reference to a revision of a plan in the store."""
 
     plan: ArtifactRef
 
 
 class Store:
-    """Stored data of one episode or plan in the state folder of its project."""
+    """The stored data of an episode or plan, kept in the state folder of its project."""
 
     def __init__(self, workspace: Path, workflow_id: str) -> None:
         self.workspace = workspace
@@ -179,7 +179,7 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
 class FileDelta(Value):
-    """Number of lines added to and removed from a file."""
+    """The number of lines added to and removed from a file."""
 
     path: str
     added: int | None = None
@@ -188,7 +188,7 @@ class FileDelta(Value):
 
 
 class TreeChange:
-    """File differences between two checkpoints.
+    """The differences between the files of two checkpoints.
 
     Args:
         workspace: workspace of the episode.

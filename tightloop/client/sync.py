@@ -124,7 +124,7 @@ class SyncTightloopClient:
 
 
 class _Portal:
-    """Event loop in a separate thread. Other threads submit coroutines to the loop."""
+    """An event loop in a separate thread. Other threads submit coroutines to the loop."""
 
     def __init__(self) -> None:
         _refuse_loop()

@@ -66,7 +66,7 @@ class Viewer:
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return the status that Temporal stores, including its age.
+        """Return the status that Temporal stores, and the age of this status.
 
         No worker is needed, but the result is less detailed than that of `status`.
         """
@@ -140,7 +140,7 @@ class Viewer:
         """Return the result of a closed run from `runs`.
 
         Raises:
-            InvalidRequestError: the run does not exist, is still open, or was continued by another run.
+            InvalidRequestError: the run does not exist, is still open, or was continued as another run.
         """
         return await statuses.earlier_result(self._calls, workflow_id, run_id)
 
@@ -282,7 +282,9 @@ class Viewer:
         return await find_unserved_hosts(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
-        """Check that a worker can open a workspace, as far as this host can tell.
+        """Check that a worker can open a workspace.
+
+        The path is checked only if all workers are on this host.
 
         Raises:
             InvalidRequestError: the path is not absolute, or it does not exist on this host and no other host

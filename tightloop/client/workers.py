@@ -28,7 +28,7 @@ _NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCSta
 
 @dataclass(frozen=True)
 class Routing:
-    """Worker versions that receive new work from a task queue. Empty for unversioned workers."""
+    """The worker versions that receive new work from a task queue. Empty for unversioned workers."""
 
     current: str = ""
     ramping: str | None = None
@@ -41,7 +41,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Poller:
-    """Worker process that polls a task queue."""
+    """A worker process that polls a task queue."""
 
     identity: str
     last_seen: datetime | None
@@ -62,7 +62,7 @@ class Poller:
 
     @property
     def tenure(self) -> str:
-        """Tenure of the worker's host name, or "" if there is none. See `worker.hosting.tenure`."""
+        """The tenure in the worker's identity, or "" if there is none. See `worker.hosting.tenure`."""
         return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
@@ -86,9 +86,9 @@ def is_live(worker: Poller) -> bool:
 
 
 class Idle(NamedTuple):
-    """Reason why the workers of a task queue receive no new work.
+    """The reason why the workers of a task queue receive no new work.
 
-    The workers may still continue open work of their version.
+    The workers may still continue open work that belongs to their version.
     """
 
     reason: str
@@ -157,7 +157,7 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
 
 
 def _was_there(worker: Poller, requested_at: datetime) -> bool:
-    """Return whether a worker was seen after the request, or its next heartbeat is not yet due."""
+    """Return whether a worker was seen after the request, or its next heartbeat is still to come."""
     soon = worker.heartbeat is not None and datetime.now(UTC) - requested_at < worker.heartbeat
     return soon or (worker.last_seen is not None and worker.last_seen > requested_at)
 

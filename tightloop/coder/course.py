@@ -22,7 +22,7 @@ PROPOSE = "You proposed no tool call. Continue with one, or call finish with a s
 
 
 def spent_tokens(usage: Usage) -> int:
-    """Return the total number of input and output tokens. Unreported tokens count as 0."""
+    """Return the total number of input and output tokens. A missing count is treated as 0."""
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
@@ -76,7 +76,7 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Count the occurrences of the newest mark among the remembered marks."""
+    """Return how often the newest mark occurs among the stored marks."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
@@ -92,7 +92,7 @@ def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
 
 
 def why_stuck(talk: ConversationState) -> str:
-    """Return a sentence that explains why a conversation is stuck, or "" if it is not stuck."""
+    """Return a sentence that explains why a conversation is stuck, or "" if it is making progress."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} replies in a row contained no usable tool call" + (f": {problem}" if problem else "")
@@ -102,7 +102,7 @@ def why_stuck(talk: ConversationState) -> str:
 
 
 def resume_progress(progress: CoderProgress) -> CoderProgress:
-    """Resume after a person's answer. Tool calls that were waiting for the answer are repeated."""
+    """Resume the coder after a person's answer, and repeat the tool calls that were waiting for it."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 

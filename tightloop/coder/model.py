@@ -23,7 +23,7 @@ PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
 
 class CoderState(StrEnum):
-    """State of the coder, which determines what it does next."""
+    """The state of the coder, which determines its next action."""
 
     INIT = "INIT"
     PLANNING = "PLANNING"
@@ -35,7 +35,7 @@ class CoderState(StrEnum):
 
 
 class CallHead(Sparse):
-    """Tool call proposed by a model. The arguments are stored in the session journal."""
+    """A tool call proposed by a model. The arguments are stored in the session journal."""
 
     tool: str
     reads: bool = False
@@ -87,7 +87,7 @@ class Turn(Sparse):
 
 
 class Bounds(Sparse):
-    """Limits for one delivery to the coder, from the settings of its host."""
+    """The limits for one delivery to the coder, from the settings of its host."""
 
     max_turns: int = 60
     """Maximum number of replies across all roles."""
@@ -104,7 +104,7 @@ class Bounds(Sparse):
 
 
 class ConversationState(Sparse):
-    """State of the conversation with one role."""
+    """The state of the conversation with one role."""
 
     node: ArtifactRef | None = None
     """Latest node of the conversation, or None if it has not started."""
@@ -127,7 +127,7 @@ class ConversationState(Sparse):
 
 
 class CoderProgress(Sparse):
-    """Progress of the coder within one delivery."""
+    """The progress of the coder within one delivery."""
 
     state: CoderState = CoderState.INIT
     turns: int = 0
@@ -150,12 +150,12 @@ class CoderProgress(Sparse):
     """Latest states, each with the number of turns before it."""
 
     def entering(self, state: CoderState) -> "CoderProgress":
-        """Return the progress after the coder enters a state."""
+        """Return a copy in another state, with the state added to the path."""
         return self.evolve(state=state, path=(*self.path, (state, self.turns))[-PATH_LIMIT:])
 
 
 class CoderResult(Sparse):
-    """Result of a delivery to the coder."""
+    """The result of a delivery to the coder."""
 
     status: ExecutorStatus
     session: str = ""
@@ -165,7 +165,7 @@ class CoderResult(Sparse):
 
 
 class CoderStatus(Sparse):
-    """Snapshot of a running coder for display."""
+    """A snapshot of a running coder for display."""
 
     title: str = ""
     session: str = ""
@@ -184,7 +184,7 @@ class CoderStatus(Sparse):
 
 
 class CoderInput(Value):
-    """Input of one delivery to the coder, including the progress of the previous run."""
+    """The input of one delivery to the coder, including the progress of the previous run."""
 
     workspace: str = ""
     worktree: bool = False
@@ -258,7 +258,7 @@ def session_path(session: str) -> str:
     """Return the path of a session in the state folder of its project.
 
     Raises:
-        InvalidRequestError: the id is not a session id. The path could lead outside the folder.
+        InvalidRequestError: the id is not a session id, so the path could be outside the folder.
     """
     if not _SESSION.fullmatch(session):
         raise InvalidRequestError(f"{session[:80]!r} is not a coder session id")
@@ -278,7 +278,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Role(Document):
-    """Role of the coder, with its prompt, tools and model parameters."""
+    """A role of the coder, with its prompt, tools and model parameters."""
 
     name: str
     prompt: str
@@ -373,7 +373,7 @@ def details_markdown(status: CoderStatus) -> str:
 
 
 def path_line(progress: CoderProgress) -> str:
-    """Return a coder's states, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
+    """Return the coder's states as text, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
     ends = [*(turns for _, turns in progress.path[1:]), progress.turns]
     parts = []
     for (state, began), end in zip(progress.path, ends, strict=True):

@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class PatchedText(NamedTuple):
-    """Text of a file after a replacement, with the location of the change."""
+    """The text of a file after a replacement, with the location of the change."""
 
     text: str
     line: int
@@ -38,7 +38,7 @@ class PatchedText(NamedTuple):
 
 
 class PatchFailure(NamedTuple):
-    """Failed replacement. The file is unchanged."""
+    """A replacement that failed. The file is unchanged."""
 
     reason: str
     """Reason for the failure and advice, addressed to the model."""
@@ -137,7 +137,7 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Replacement]:
-    """Return the places whose lines equal `old`, ignoring trailing blanks.
+    """Return the replacements for lines that equal `old`, ignoring trailing blanks.
 
     If `shifted` is set, the indentation is ignored too.
     """
@@ -173,7 +173,7 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Rep
 
 
 def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bool) -> str | None:
-    """Return the new text, indented like these lines, or None if the lines do not match."""
+    """Return the new text with the indentation of these lines, or None if the lines do not match."""
     if not shifted:
         return new if [line.rstrip() for line in lines] == [line.rstrip() for line in old_lines] else None
     shifts = set()
@@ -187,7 +187,7 @@ def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bo
 
 
 def _shift(has: str, old_indent: str) -> tuple[str, str]:
-    """Return the indentation to add to each line, and the indentation to remove from each line."""
+    """Return the indentation to add to each line, and the indentation to remove."""
     if has.endswith(old_indent):
         return has[: len(has) - len(old_indent)], ""
     if old_indent.endswith(has):
@@ -197,7 +197,7 @@ def _shift(has: str, old_indent: str) -> tuple[str, str]:
 
 
 def _shift_text(text: str, add: str, remove: str) -> str | None:
-    """Return the text with all lines shifted, or None if a line has too little indentation."""
+    """Shift the indentation of all lines. Return None if a line has too little indentation."""
     lines = text.split("\n")
     if "\0" in add or any(line.strip() and not line.startswith(remove) for line in lines):
         return None
@@ -209,7 +209,7 @@ def _indentation(line: str) -> str:
 
 
 def _around(text: str, match: _Replacement) -> int | None:
-    """Return the start of the new text if it is already present around the match, otherwise None."""
+    """Return the position of the new text if it already surrounds the match, otherwise None."""
     old = text[match.start : match.end]
     for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
         begin = match.start - inside
@@ -243,9 +243,9 @@ def _around_line(text: str, line: int, count: int) -> str:
 
 
 def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
-    """Return the line at which most of `old_lines` match. If none match, return the most similar line.
+    """Return the number of the line at which most of `old_lines` match.
 
-    Leading and trailing white space is ignored.
+    If none match, return the number of the most similar line. Leading and trailing white space is ignored.
     """
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}

@@ -185,7 +185,7 @@ class KeyInUseError(TightloopError):
 
 
 class Stored(Value):
-    """Stored response to a request with an idempotency key."""
+    """The stored response to a request with an idempotency key."""
 
     status: int
     body: str
@@ -202,7 +202,7 @@ class IdempotencyKeys:
         """Claim an idempotency key.
 
         Return None for the first request with this key. For a repeated request, return the response to the
-        first one.
+        first request.
 
         Args:
             principal: sender of the request.

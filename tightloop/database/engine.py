@@ -71,7 +71,7 @@ FOLDER = Path(__file__).with_name("migrations")
 
 @dataclass(frozen=True)
 class Migrations:
-    """Set of tables with their migrations."""
+    """A set of tables with their migrations."""
 
     name: str
     """Name of the data, for use in messages."""
@@ -137,7 +137,7 @@ DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 
 class Mode(Enum):
-    """Purpose of a transaction, which determines how it starts and commits."""
+    """The purpose of a transaction, which determines how it starts and commits."""
 
     READ = auto()
     WRITE = auto()
@@ -146,7 +146,7 @@ class Mode(Enum):
 
 
 class Database:
-    """Database connection that is opened on first use.
+    """A database connection that is opened on first use.
 
     Instances are thread-safe. An SQLite file can also be used by many processes.
 

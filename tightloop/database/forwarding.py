@@ -38,7 +38,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 class Forwarder:
-    """Copies changed rows from one database to another. Several processes can do this concurrently.
+    """Copies changed rows from one database to another. Several processes can run a forwarder concurrently.
 
     Args:
         source: this host's ledger.
@@ -51,7 +51,7 @@ class Forwarder:
         self._known: tuple[str, int] | None = None
 
     def forward(self) -> bool:
-        """Forward the next batch of changes. Return True if there may be more.
+        """Forward the next batch of changes. Return True if there may be more changes.
 
         Raises:
             ServiceUnavailableError: a database does not respond. Retryable.
@@ -188,7 +188,7 @@ LEVELS = 10
 
 
 class Ancestor(NamedTuple):
-    """Plan in the ledger that contains other workflows."""
+    """A plan in the ledger that contains other workflows."""
 
     parent: str
     tasks: tuple[LoopTask, ...] = ()
@@ -196,7 +196,7 @@ class Ancestor(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Work that cannot continue until a question is answered."""
+    """Work that cannot continue before a question is answered."""
 
     blocked_count: int = 0
     loop: str = ""

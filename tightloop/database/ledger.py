@@ -123,7 +123,7 @@ class Ledger:
         return lines[0]
 
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
-        """Return the id of a host's project in this database. See `forwarding.py`.
+        """Return the id that a host's project has in this database. See `forwarding.py`.
 
         `hosts` are the names of the host.
         """
@@ -280,7 +280,7 @@ class Ledger:
         )
 
     def metrics(self, filters: MetricsFilter) -> MetricsReport:
-        """Return the metrics report for the episodes that ended in a time range."""
+        """Return the metrics report for the episodes that finished in a time range."""
         with self._database.reading() as connection:
             episodes = ended_episodes(connection, filters, self._sees(workflows))
         return report_of(filters, episodes)
@@ -334,7 +334,7 @@ def _open_children(project: str) -> Select[Any]:
 
 
 def _with_children(lines: Iterable[WorkflowLine], children: Sequence[Any]) -> tuple[WorkflowLine, ...]:
-    """Return open runs. The cost of a run includes its open children."""
+    """Return open runs with their total cost, which includes the cost of their open children."""
     costs = {line.id: line for line in lines}
     parents = {child.id: child.parent for child in children}
     for child in children:

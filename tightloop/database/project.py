@@ -208,7 +208,7 @@ class ProjectLedger:
         return last, frozenset(freed_ids)
 
     def mark(self, workflow_id: str, *, protect: bool) -> None:
-        """Protect a workflow's data from `tightloop gc`, or remove the protection."""
+        """Protect a workflow's data from `tightloop gc`, or remove this protection."""
         kind, text = (
             (KEPT, "protected from tightloop gc") if protect else (RELEASED, "no longer protected from tightloop gc")
         )
@@ -229,7 +229,7 @@ class ProjectLedger:
             yield from ((key, text) for key, text in connection.execute(query))
 
     def counted_rows(self, ids: Iterable[str]) -> int:
-        """Count the checkpoints, steps and workflow rows of these workflows."""
+        """Return the number of checkpoints, steps and workflow rows of these workflows."""
         id_set = frozenset(ids)
         count = 0
         with self._database.reading() as connection:

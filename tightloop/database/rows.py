@@ -132,7 +132,7 @@ def event_line(row: RowMapping) -> EvidenceLine:
 
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add a workflow's spending since its last snapshot to its total for the current hour."""
+    """Add the money that a workflow has spent since its last snapshot to its total for the hour."""
     booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
@@ -175,7 +175,7 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
-    """Add a plan's steps. For existing steps, update only the title, the order and the needs."""
+    """Add a plan's steps. For existing steps, update only the title, order and dependencies."""
     for plan_id, plan_rows in _by_plan(rows).items():
         stored_steps = _load_steps(connection, project, plan_id, [row.step for row in plan_rows])
         merged = [
@@ -255,7 +255,7 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 
 
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
-    """Yield the time in seconds that each closed question of a workflow waited for an answer."""
+    """Yield the number of seconds that each settled question waited for an answer."""
     if snapshot.status == EpisodeOutcome.FAILED.value.lower():
         return  # closed by a timeout, not by an answer
     for question in settled:
@@ -274,7 +274,7 @@ def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Ite
 def ended_episodes(
     connection: Connection, filters: MetricsFilter, is_visible: ColumnElement[bool]
 ) -> list[EndedEpisode]:
-    """Return the ended episodes that match a filter.
+    """Return the finished episodes that match a filter.
 
     Args:
         connection: connection to the database.
@@ -365,7 +365,7 @@ def _conditions(filters: MetricsFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:
-    """Renumber events by their time.
+    """Renumber events in the order of their times.
 
     Args:
         database: the ledger's database.

@@ -19,7 +19,7 @@ YEAR_MINUTES = 365.0 * 24 * 60
 
 
 class Budget(CallerInput):
-    """Limits of an episode. `None` means unlimited."""
+    """The limits of an episode. `None` means unlimited."""
 
     # Tokens and cost have no default limit: if an agent does not report them, their sums are only lower bounds.
     max_iterations: int | None = 15
@@ -43,7 +43,7 @@ class Budget(CallerInput):
 
     @property
     def spent_at_once(self) -> str:
-        """Name of the first limit that is zero or negative, or "".
+        """Name of the first limit that is zero or negative, or "" if there is none.
 
         A run cannot start with such a limit, and extending the limit has no effect.
         """
@@ -53,7 +53,7 @@ class Budget(CallerInput):
 
 
 class Spent(Value):
-    """Resources that an episode has used in all runs and branches."""
+    """The resources that an episode has used in all runs and branches."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -78,7 +78,7 @@ class Spent(Value):
         return self.input_tokens + self.output_tokens
 
     def with_usage(self, usage: Usage | None) -> "Spent":
-        """Return the total after adding the usage of one call. `None` means work without a model."""
+        """Return the total including the usage of another call. `None` means that no model was used."""
         if usage is None:
             return self
         return self.evolve(
@@ -93,7 +93,7 @@ class Spent(Value):
 
 
 class BudgetItem(StrEnum):
-    """Budget limit that was reached. The value is the field name in `Spent`."""
+    """A budget limit that was reached. The value is the field name in `Spent`."""
 
     ITERATIONS = "iterations"
     EXECUTOR_FAILURES = "executor_failures"
@@ -109,7 +109,7 @@ class BudgetItem(StrEnum):
 
 
 class Breach(Value):
-    """Budget limit that was reached, with the amount spent."""
+    """A budget limit that was reached, with the amount spent."""
 
     item: BudgetItem
     spent: str
@@ -134,7 +134,7 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def describe_end(until: datetime | None, now: datetime) -> str:
-    """Describe the end time that a run has reached, such as `until 2026-11-30 07:00 UTC`.
+    """Return a text such as `until 2026-11-30 07:00 UTC` if a run has reached its end time.
 
     Return "" if there is time left.
     """
@@ -144,8 +144,8 @@ def describe_end(until: datetime | None, now: datetime) -> str:
 def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
     """Return `budget` with its exhausted limits raised.
 
-    Each exhausted limit becomes the amount spent plus the corresponding amount in `first`. If no limit is
-    exhausted, the run has reached the time `until`, which is removed.
+    Each exhausted limit is set to the amount spent plus the corresponding amount in `first`. If no
+    limit is exhausted, the run has reached the time `until`, which is removed.
     """
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
@@ -204,7 +204,7 @@ def check_work(check: Check, number: int, total: int, since: datetime, kind: str
 
 
 def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
-    """Return the `Work` to display while all checks run together as one unit."""
+    """Return the `Work` to display while all checks are running as a group."""
     names = ", ".join(check.title for check in checks)
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"

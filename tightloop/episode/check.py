@@ -36,10 +36,10 @@ _QUOTING += """--done 'pytest -q -k "not slow"'"""
 
 
 class Check(CallerInput):
-    """Command of the definition of done.
+    """A command in the definition of done.
 
-    The check passes if the command exits with code 0, or if only known failures fail. A check can also be
-    written as a plain string, such as `"pytest -q"`.
+    The check passes if the command exits with code 0, or if only known failures occur. A check can also
+    be written as a plain string, such as `"pytest -q"`.
     """
 
     run: str = ""
@@ -63,7 +63,7 @@ class Check(CallerInput):
 
     @property
     def problem(self) -> str:
-        """Error in the command with a corrected example, or "" if no error is found without a shell."""
+        """An error in the command, with a corrected example. Empty if no error is found without a shell."""
         if not self.run.strip():
             return f"a check has no command. {_QUOTING}"
         # Only a shell can parse here-documents and bash's $'...', which may contain an escaped quote.
@@ -150,7 +150,7 @@ class CheckResult(Value):
 
 
 class ProofRule(StrEnum):
-    """Rules whose violation casts doubt on passing checks."""
+    """The rules that cast doubt on passing checks if they are violated."""
 
     FAILS_FRESH = "fails_fresh"
     """A check fails in a clean checkout."""
@@ -187,7 +187,7 @@ class ProofRule(StrEnum):
 
 
 class CheckReport(Value):
-    """Results of all checks on one tree, in the order of the definition of done."""
+    """The results of all checks on one tree, in the order of the definition of done."""
 
     tree: str = ""
     results: tuple[CheckResult, ...] = ()
@@ -331,9 +331,9 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Convert a finished command to the result of its check.
+    """Convert the result of a command to the result of its check.
 
-    The check passes if the exit code is 0, or if only its known failures fail.
+    The check passes if the exit code is 0, or if only its known failures occur.
     """
     counts, failing = parse_counts(output)
     # The time limit first: a program that handles the signal may still exit with 0.
@@ -371,8 +371,8 @@ def judge(
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
     """Explain why a new check's result is not evidence that something is missing.
 
-    Return "" if the result is evidence. Only a failing assertion is evidence. A program that cannot be
-    loaded or started is not.
+    Return "" if the result is evidence. Only a failed assertion is evidence. If a program cannot be
+    loaded or started, this proves nothing.
 
     Args:
         result: result before any work.
@@ -411,7 +411,7 @@ def _tail(output: str, *, failed: bool) -> str:
 
 
 def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:
-    """Return the names of the checks that passed before and fail now."""
+    """Return the names of the checks that passed before but fail now."""
     if before is None:
         return ()
     passed = {result.run for result in before.results if result.passed}
@@ -432,7 +432,7 @@ def progress(before: CheckReport | None, after: CheckReport) -> bool:
 def regress(before: CheckReport | None, after: CheckReport) -> bool:
     """Return whether a passing check now fails, or a failing check got worse.
 
-    New tests that have never passed do not count.
+    Failures of new tests do not count if these tests have never passed.
     """
     return before is not None and any(_is_worse(old, new, fewer=True) for old, new in _pairs(before, after))
 
@@ -455,7 +455,7 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
 def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
     """Return whether a check got worse.
 
-    With `fewer`, a failing check with test counts got worse only if fewer tests pass.
+    If `fewer` is set, a failing check with test counts is worse only if fewer tests pass.
     """
     if new.passed or old.passed:
         return old.passed and not new.passed
@@ -484,13 +484,13 @@ def check_name(title: str) -> str:
 def check_key(run: str) -> str:
     """Return a short digest of a check's command.
 
-    A check with the same name but a new command counts as a different check that has not failed yet.
+    If the command changes, the check counts as a new check that has not failed yet.
     """
     return hashlib.sha256(run.encode()).hexdigest()[:12]
 
 
 class FailedCheck(Value):
-    """Failing check as seen by the workflow. It is small enough for the history."""
+    """A failing check, in a form that is small enough for the workflow history."""
 
     name: str
     key: str = ""
@@ -507,7 +507,7 @@ class FailedCheck(Value):
 
 
 class Verification(Value):
-    """Result of running all checks. The full `CheckReport` is stored as an artifact."""
+    """The result of running all checks. The full `CheckReport` is stored as an artifact."""
 
     tree: str
     """Tree that was checked. After the checks, it is the tree on disk again."""
@@ -545,6 +545,6 @@ class Verification(Value):
 
     @property
     def passed_of_all(self) -> str:
-        """Number of passed checks out of the total, such as `2/3`, followed by any remarks."""
+        """The number of passed checks out of the total, such as `2/3`, followed by any remarks."""
         passed = f"{self.total - self.failed_count}/{self.total}"
         return f"{passed} ({'; '.join(self.remarks)})" if self.remarks else passed

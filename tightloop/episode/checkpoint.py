@@ -71,7 +71,7 @@ class RestoreTarget(Value):
 
 
 class Tracked(Value):
-    """Results of the tracker for an iteration."""
+    """The tracker's results for an iteration."""
 
     tracking: Tracking
     checkpoint: CheckpointRecord
@@ -138,7 +138,7 @@ PATH_CHARACTERS = 4_000
 
 
 class CopiesHead(Value):
-    """Increments of an episode that were copied, and the host that may add more."""
+    """The list of an episode's copied increments, and the host that may add more."""
 
     home: str
     """Task queue of the host that is allowed to write."""
@@ -200,7 +200,7 @@ def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> Fenced
 
 
 class MoveTarget(Document):
-    """Target host of a move, and the person who requested the move."""
+    """The target host of a move, and the person who requested the move."""
 
     to: str
     """The host's task queue, as shown by `tightloop doctor`."""
@@ -218,7 +218,7 @@ class MoveTarget(Document):
 
     @property
     def bounded(self) -> Self:
-        """Return a copy with texts that are short enough for a history."""
+        """Return a copy whose texts are short enough for a history."""
         return self.evolve(
             to=self.to[:QUEUE_CHARACTERS],
             workspace=self.workspace[:PATH_CHARACTERS],
@@ -292,12 +292,12 @@ def read_increment_name(name: str) -> str:
 
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
-    """Return whether a name is a full increment name of the given epoch or an earlier one."""
+    """Return whether a name is the full name of an increment from this epoch or an earlier one."""
     # The names come from a listing of the bucket, which also holds the head.
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
-    """Return an increment's name relative to its episode. Equal content gets the same name."""
+    """Return an increment's name relative to its episode. The same content always gets the same name."""
     return f"{epoch}/{record.number}-{digest}"

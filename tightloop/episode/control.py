@@ -201,7 +201,7 @@ def read_amendment(value: Any) -> Amendment:
 
 
 class EpisodeInput(EpisodeRequest, RunInput):
-    """Input of an episode's run: the request, and any state from the previous Temporal run."""
+    """The input of an episode's run: the request, and any state from the previous Temporal run."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
@@ -234,8 +234,8 @@ _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION, Que
 def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
     """Return the id of the checkpoint to restore.
 
-    This is the newest checkpoint without the change in question and without work that a person refused.
-    If there is no such checkpoint, the oldest known checkpoint is restored.
+    This is the newest checkpoint that contains neither the change in question nor work that a person
+    refused. If there is no such checkpoint, the oldest known checkpoint is restored.
     """
     records = {record.id: record for record in state.checkpoints}
     record = state.last_checkpoint
@@ -349,7 +349,7 @@ def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
 
 
 def question_lines(question: Question) -> list[str]:
-    """Return a question and its evidence as Markdown."""
+    """Return the Markdown lines of a question and its evidence."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
     waits = "waits for a person" if question.needs_person else "can be answered"
     needs = "This question needs a decision: `resume` alone does not answer it."

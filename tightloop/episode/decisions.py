@@ -139,9 +139,9 @@ def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None
 
 
 def about_change(question: Question, change: ShownChange | None) -> Question:
-    """Add a change to the question about it.
+    """Attach a change to the question that asks about it.
 
-    The question also gets the option to confirm that the person asked for the change.
+    The question also gets an option to confirm that the person asked for the change.
     """
     if change is None:
         return question
@@ -154,7 +154,7 @@ def about_change(question: Question, change: ShownChange | None) -> Question:
 def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -> Question:
     """Add the numbers of the failed drafted scenarios to a question.
 
-    The scenarios are not quoted, because agents may read the question.
+    The scenarios themselves are not quoted, because agents may read the question.
     """
     names = ", ".join(str(number + 1) for number in failed)
     more = (
@@ -186,7 +186,7 @@ def already_green_question(checks: tuple[Check, ...]) -> Question:
 def end_question(work: Work, now: datetime) -> Question:
     """Return the question to ask when a pause is requested during long work.
 
-    The work continues in the meantime.
+    The work continues while the question is open.
     """
     return Question(
         id="",
@@ -279,7 +279,7 @@ UNMOVED_MORE = 1
 
 
 class NextAction(StrEnum):
-    """Action that the loop takes next."""
+    """The next action of the loop."""
 
     CONTINUE = "continue"
     SUCCEED = "succeed"
@@ -291,7 +291,7 @@ class NextAction(StrEnum):
 
 
 class Decision(Value):
-    """Next action of the loop, with its question or report."""
+    """The next action of the loop, with its question or report."""
 
     action: NextAction
     question: Question | None = None
@@ -442,18 +442,19 @@ def is_complete(state: EpisodeState) -> bool:
     """Return whether the goal is met.
 
     The checks must pass, and their result must be meaningful. The result is meaningful if the checks
-    failed initially, or if the planner claims that the goal is met. A claim never counts if the checks
+    failed initially, or if the planner claims that the goal is met. The claim is ignored if the checks
     fail.
 
-    Work that people have requested is planned first. A refused proof is therefore repeated after the next
-    iteration, even if that iteration changed nothing. The finding is then reported or asked about again.
+    Work that a person has requested is planned first. If a person refuses a proof, the proof is
+    therefore repeated after the next iteration, even if that iteration changed nothing. The finding is
+    then reported again.
     """
     means_something = state.baseline_red or state.plan_final
     return state.checks_green and means_something and not state.asked_for
 
 
 def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:
-    """Return whether all checks pass before the first plan and the next step is still undecided."""
+    """Return whether all checks pass before the first plan, and it is undecided how to continue."""
     is_start = state.iteration == 0 and state.inherited is None
     return is_start and state.checks_green and not (state.baseline_red or state.green_settled or request.keep_green)
 

@@ -87,7 +87,7 @@ def _masked_by(node: "Node", script: str) -> str:
 
 
 def with_pipe_status(script: str) -> str:
-    """Return a bash script that does not treat an end by SIGPIPE as a failure.
+    """Return a bash script in which a command stopped by SIGPIPE does not count as a failure.
 
     The script must run with `-o pipefail`.
     """

@@ -57,7 +57,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
 
 
 class FailureKind(StrEnum):
-    """Origin of a failure, which determines who can fix it."""
+    """The origin of a failure, which determines who can fix it."""
 
     CHECK = "check"
     """A command of the definition of done failed. The next plan can fix it."""
@@ -74,7 +74,7 @@ class FailureKind(StrEnum):
 def without_noise(text: str, *, numbers: bool = True) -> str:
     """Remove the parts of a text that vary between runs, such as times, addresses and hashes.
 
-    Other numbers are also removed unless `numbers` is False.
+    All other numbers are removed too, unless `numbers` is False.
     """
     for pattern, replacement in _NOISE:
         text = pattern.sub(replacement, text)
@@ -106,7 +106,7 @@ def combine_signatures(marks: Iterable[str]) -> str:
 
 
 class Failure(Value):
-    """Failure that occurred in an iteration."""
+    """A failure that occurred in an iteration."""
 
     kind: FailureKind
     signature: str
@@ -115,7 +115,7 @@ class Failure(Value):
 
 
 class FailureStreak(Value):
-    """Count of consecutive iterations without progress."""
+    """The number of consecutive iterations without progress."""
 
     last: Failure | None = None
     times: int = 0
@@ -168,7 +168,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 
 
 class ComparableOutput(Value):
-    """Output of a failing check in a form that can be compared by lines and numbers."""
+    """The output of a failing check, in a form that can be compared by lines and numbers."""
 
     lines: tuple[str, ...] = ()
     """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
@@ -202,7 +202,7 @@ def _numbers(line: str) -> Iterator[float]:
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
     """Return whether the first lines are a proper subset of the second lines.
 
-    Repeated lines are counted.
+    A line that is repeated must occur at least as often in the second lines.
     """
     return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
 

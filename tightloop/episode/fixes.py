@@ -18,7 +18,7 @@ from tightloop.value import Value, clip
 
 
 class KnownBug(NamedTuple):
-    """Ruff rule that fixes a known bug.
+    """A ruff rule that fixes a known bug.
 
     `words` matches the output of tests or type checkers that fail because of the bug.
     """
@@ -60,7 +60,7 @@ _DEPTH = 3
 
 
 class ToolCall(Value):
-    """Program started by a shell command."""
+    """A program that a shell command starts."""
 
     launcher: tuple[str, ...] = ()
     """Words before the program, such as `uv run` or `python -m`."""
@@ -122,7 +122,7 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
 
 
 def _unwrap(tokens: list[str]) -> ToolCall | None:
-    """Split a command into its launcher, such as `uv run`, and the tool."""
+    """Split a command into the launcher, such as `uv run`, and the tool that it launches."""
     launcher: list[str] = []
     rest = list(tokens)
     while rest:
@@ -230,7 +230,7 @@ def is_lint(call: ToolCall) -> bool:
 
 
 def named_rules(result: CheckResult) -> tuple[str, ...]:
-    """Return the rules that `ruff check` reported, in the order in which to fix them."""
+    """Return the rules that `ruff check` reported, in the order in which they should be fixed."""
     listed = (code for code in result.failing if _CODE.fullmatch(code))
     codes = tuple(dict.fromkeys((*listed, *_CODE.findall(result.tail))))
     return tuple(sorted(codes, key=lambda code: _LATE.index(code) + 1 if code in _LATE else 0))
@@ -276,7 +276,7 @@ def selected_rules(call: ToolCall) -> tuple[str, ...]:
 
 
 def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths of a `ruff check` command, and the options to use in a fix."""
+    """Return the paths in a `ruff check` command, and the options that the fix command should reuse."""
     options: list[str] = []
     paths: list[str] = []
     arguments = iter(call.args)
@@ -317,7 +317,7 @@ class Fix(Value):
 
 
 class _Use(NamedTuple):
-    """Tool called by a check. If possible, the call uses an allowed launcher."""
+    """A tool that a check calls. An allowed launcher is used if possible."""
 
     result: CheckResult
     call: ToolCall
@@ -328,7 +328,7 @@ class _Use(NamedTuple):
 
 
 class _Formatter(Value):
-    """Rule for converting a formatter's check command to a formatting command."""
+    """A rule that converts a formatter's check command to a formatting command."""
 
     name: str
     title: str
@@ -361,7 +361,7 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """The project's ruff command if its findings make a check fail, otherwise an empty tuple."""
+        """The project's ruff command if ruff causes a check to fail, otherwise an empty tuple."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
@@ -389,15 +389,15 @@ class FixFinder:
         return ordered or (() if exact else tuple(usable[:1]))
 
     def _is_usable(self, recollection: Recollection) -> bool:
-        """Return True if all commands are allowed and a rerun is not useless."""
+        """Return True if all commands are allowed and running them again could help."""
         commands = recollection.pattern.commands if recollection.pattern else ()
         may_run = all(command and self._may_run(command[0]) for command in commands)
         return bool(commands) and may_run and not is_rerun_useless(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
-        """Explain why no fix is left.
+        """Explain why there are no more fixes to try.
 
-        The text names the failing check and the last error, and gives advice for a person.
+        The text names the failing check, quotes the last error and suggests what a person can do.
         """
         if not self._report.failed:
             return "no check fails, so there is nothing to plan. Add a check that shows what is missing"
@@ -462,7 +462,7 @@ class FixFinder:
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:
-        """Yield one fix that applies all bug-finding rules.
+        """Yield a single fix that applies all rules that find bugs.
 
         Trying the rules one by one would be mistaken for a loop.
         """
@@ -530,8 +530,8 @@ def last_error(result: CheckResult) -> str:
 def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
     """Return True if running the command again cannot help.
 
-    This is the case after `RUNS_PER_COMMAND` runs. It is also the case if the last run changed nothing
-    and the tree has not changed since, because these tools fix everything in a single run.
+    This is the case after `RUNS_PER_COMMAND` runs. It is also the case if the last run changed nothing,
+    or if nothing has changed since the last run, because these tools fix everything in a single run.
     """
     runs = [index for index, entry in enumerate(tried) if entry.command == command]
     if not runs:

@@ -50,7 +50,7 @@ def gaps_of_plan(message: PlanMessage) -> str:
 
 
 def given_up(name: str, problems: str, *, returned: int) -> str:
-    """Return the sentence to show to a person when a message is still invalid after all corrections."""
+    """Return a sentence for the user about a message that is still invalid after all corrections."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} is still invalid after {returned} corrections: {lacks}. Fix the program that writes the {name}, "
@@ -111,7 +111,7 @@ def show_delta(old: str, delta: PlanDelta) -> str:
 
 
 def show_change(old: str, new: str) -> str:
-    """Return the changed lines with `[-removed-]` and `{+added+}` text, or "" if nothing changed."""
+    """Return the changed lines with `[-removed-]` and `{+added+}` markers, or "" if nothing changed."""
     return _mark_changes(_steps(old, new))
 
 
@@ -262,7 +262,7 @@ def plan_request_of(
     before: PlanRequestMessage | None,
     checks_before: str,
 ) -> PlanRequestMessage:
-    """Build the plan request (PR-A_n+1) for a completed iteration.
+    """Build the plan request (PR-A_n+1) after an iteration has completed.
 
     `before` is the previous plan request, whose history is continued. `checks_before` shows how many
     checks passed before the iteration, such as `1/3`. `changes` has one line per changed file.

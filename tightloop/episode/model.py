@@ -104,7 +104,7 @@ def folder_problem(folder: str) -> str:
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int], setup: str) -> None:
-    """Validate the fields that episodes and plans have in common.
+    """Validate the fields that episode requests and plan requests have in common.
 
     Raises:
         InvalidRequestError: a field is invalid. The message describes the first error.
@@ -270,7 +270,7 @@ class EpisodeRequest(CallerInput):
 
 
 class EpisodeState(Value):
-    """State that is saved in checkpoints and replaced by a restore. Its size is bounded.
+    """The state that checkpoints save and a restore replaces. Its size is bounded.
 
     The rest of the state is in `RunCore`.
     """
@@ -387,7 +387,7 @@ class EpisodeState(Value):
 
     @property
     def last_checkpoint(self) -> CheckpointRecord | None:
-        """Newest checkpoint that has not been discarded."""
+        """The newest checkpoint that has not been discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
 
 

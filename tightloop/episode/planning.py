@@ -20,7 +20,7 @@ ASKED_FOR = 3
 
 
 class FollowedPattern(Value):
-    """Recalled pattern that a plan followed."""
+    """A pattern from the memory that a plan was based on."""
 
     failure: str
     """Signature of the earlier failure."""
@@ -68,7 +68,7 @@ def problem_type(result: CheckResult) -> str:
 
 
 def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, ...]:
-    """Return the earlier results of the checks that failed before and pass now."""
+    """Return the previous results of the checks that failed before and pass now."""
     passed = {result.run for result in after.results if result.passed}
     return tuple(result for result in before.failed if result.run in passed)
 
@@ -76,7 +76,7 @@ def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, 
 def pattern_of(
     message: PlanMessage, solved: CheckResult, *, code: str, tests: str, workflow_id: str, iteration: int
 ) -> Pattern:
-    """Convert a successful plan to a pattern.
+    """Create a pattern from a successful plan.
 
     `code` and `tests` are diffs of the plan's changes.
     """
@@ -98,7 +98,7 @@ def pattern_of(
 def list_outcomes(
     followed: Iterable[FollowedPattern], after: CheckReport, *, key: str, at: datetime
 ) -> tuple[Outcome, ...]:
-    """Return the outcome of each followed pattern. A pattern worked if its check now passes."""
+    """Return the outcome of each pattern that the plan used. A pattern worked if its check now passes."""
     passed = {result.run: result.passed for result in after.results}
     return tuple(
         Outcome(signature=entry.failure, pattern=entry.pattern, worked=passed[entry.check], key=key, at=at)
@@ -109,7 +109,7 @@ def list_outcomes(
 
 
 def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], ...]:
-    """Return the memory queries for a check report, with the failed command of each query."""
+    """Return a memory query for each failure in a check report, together with the failed command."""
     failed = report.failed[:ASKED_FOR] if report is not None else ()
     return tuple(
         (result.run, Query(text=result.tail, signature=failure_signature(result), limit=limit)) for result in failed
@@ -119,7 +119,8 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
     """Return the best patterns for several checks, without duplicates.
 
-    The best pattern of every check comes before the second-best pattern of any check.
+    Exact matches come first. The best pattern for each check comes before the second-best pattern for any
+    check.
     """
     # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
@@ -179,7 +180,7 @@ class Briefing(Value):
 
 
 class ProposedCheck(Value):
-    """Check written by a planner, because all existing checks already pass."""
+    """A check that the planner wrote because all existing checks already pass."""
 
     run: str
     path: str = ""
@@ -259,7 +260,7 @@ EARLIER_REFLECTIONS = 2
 
 
 class ReflectorAnswer(Value):
-    """Result returned by an adapter of the reflector port, with a reflection."""
+    """A reflection and its metadata, returned by an adapter of the reflector port."""
 
     reflection: Reflection
     source: str = "rules"
@@ -276,7 +277,7 @@ class ReflectorAnswer(Value):
 
 
 class ReflectionRecord(Reflection):
-    """Stored reflection with its evidence.
+    """A reflection that is stored together with its evidence.
 
     The record can also be loaded as a plain `Reflection`.
     """
@@ -309,7 +310,7 @@ class ReflectionRecord(Reflection):
 
 
 class PlanRecord(Value):
-    """Stored reply of a planner, with its evidence."""
+    """A planner's reply that is stored together with its evidence."""
 
     message: PlanMessage | None = None
     verdict: PlanVerdict = PlanVerdict.PLANNED

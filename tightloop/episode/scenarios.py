@@ -57,7 +57,7 @@ class HiddenScenarios(CallerInput):
         return ""
 
     def replace_by(self, new: Self, by: str) -> Self:
-        """Return the new commitment, with an entry that records the replacement."""
+        """Return the new commitment, with an entry that records which commitment it replaces."""
         was = f"{format_count(self.count, 'scenario')} ({self.digest[:12]})" if self.count else "no scenarios"
         line = f"{shorten(by, 80)} replaced {was}" if new.count else f"{shorten(by, 80)} withdrew {was}"
         return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
@@ -78,10 +78,10 @@ _PACK = "Use the values that this command prints: tightloop scenarios pack FOLDE
 
 
 class Scenario(Check):
-    """Hidden scenario.
+    """A hidden scenario.
 
     The scenario passes if its command exits with 0. If `prints` is set, the last line of the output must
-    be equal to it.
+    also match it.
     """
 
     prints: str = ""
@@ -178,8 +178,8 @@ def seen_before(
 ) -> ScenarioBaseline:
     """Return the initial results that still apply to the current scenarios.
 
-    Amended scenarios have no initial result. If the files of the bundle have changed, no initial result
-    applies.
+    A scenario that was amended has no initial result. If the bundle's files have changed, none of the
+    initial results apply.
     """
     if initial is None or baseline is None or initial.files != current.files:
         return ScenarioBaseline()

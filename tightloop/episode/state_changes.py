@@ -57,7 +57,7 @@ def with_intervention(state: EpisodeState) -> EpisodeState:
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
-    """Add a note for the planner to read before the next plan.
+    """Add a note that the planner reads before it writes the next plan.
 
     If the note requests work, the episode stays open until that work is planned.
     """
@@ -86,9 +86,9 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 
 
 def with_repeated_work(state: EpisodeState, duration: timedelta) -> EpisodeState:
-    """Add the working time of a delivery that was ended by a limit or an error.
+    """Add the working time of a delivery that was stopped by a limit or an error.
 
-    This time says nothing about the size of the plan.
+    This time is not an indication of the size of the plan.
     """
     return state.evolve(repeated_work=state.repeated_work + duration)
 
@@ -182,7 +182,7 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
 
 
 def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
-    """Save a person's answer to an agent's request. It applies to the next delivery of the plan.
+    """Save a person's answer to an agent's request. The answer applies to the next delivery of the plan.
 
     If a question is answered several times, the last answer counts.
     """
@@ -192,9 +192,9 @@ def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: 
 
 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Record a report that a person's answer made final.
+    """Record a report that became final when a person answered a question.
 
-    The report never counts as an executor failure.
+    Such a report never counts as an executor failure.
     """
     return state.evolve(
         worked=state.worked or report.status is ExecutorStatus.COMPLETED,
@@ -281,7 +281,7 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
 
 
 def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
-    """Finish waiting for a person, and reset the counters that caused the wait."""
+    """End the wait for a person, and reset the counters that caused the wait."""
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option in (ALLOW, ASKED):
         return state  # what is harmless may still lead nowhere
     return state.evolve(
@@ -344,9 +344,9 @@ def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> E
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
-    """Allow the findings that the open question shows.
+    """Allow the findings that the open question lists.
 
-    If the change was refused earlier, its findings are allowed only together with the change itself.
+    If the change was refused earlier, its findings are allowed only together with the change.
     """
     of_change = state.phase is EpisodePhase.TRACKING
     allowed = [finding.fingerprint for finding in state.findings if of_change or not finding.refused]
@@ -356,7 +356,7 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
 
 
 def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[CheckpointRecord, ...]) -> EpisodeState:
-    """Restore the state of a closed episode for a run that continues the episode.
+    """Restore the state of a closed episode so that a new run can continue it.
 
     Counters and lists come from the store. The budget comes from the new request, because the limits may
     have been raised.
@@ -457,7 +457,7 @@ def with_beginning(
 
 
 def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | None = None) -> EpisodeState:
-    """Withdraw some or all of the drafted scenarios. The same tree can then be proven."""
+    """Withdraw some or all of the drafted scenarios, so that the same tree can be proven."""
     drafts = state.drafts
     if drafts is None or not drafts.count:
         return state
@@ -498,7 +498,7 @@ def with_failed_scenarios(state: EpisodeState, title: str) -> EpisodeState:
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
-    """Return the qualifier of a success, or "" if the success is not qualified."""
+    """Return the qualifier of a successful outcome, or "" if there is none."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
     # Only a proof leads to a success, so there are always facts; without them nothing is proven.
@@ -510,7 +510,7 @@ def _with_names(names: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
-    """Build the result of an episode that has ended."""
+    """Build the result of an episode that has finished."""
     last = state.last_checkpoint
     return EpisodeResult(
         outcome=outcome,

@@ -106,9 +106,9 @@ def work_question(title: str, detail: str = "") -> Question:
 
 
 def report_question() -> Question:
-    """Return the question that an agent in a window can answer to report its result.
+    """Return the question that an agent in a window answers in order to report its result.
 
-    The executor continues to watch the window in the meantime.
+    In the meantime, the executor continues to watch the window.
     """
     question = work_question(
         "the agent in the window is working and will report when it is done. To report on its behalf, stop the agent "
@@ -119,7 +119,7 @@ def report_question() -> Question:
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
-    """Return a question about a delivery. The lines of `detail` become the evidence."""
+    """Return a question about a delivery. Each line of `detail` becomes a piece of evidence."""
     evidence = evidence_of(detail)
     return Question(
         id="", kind=kind, title=title, evidence=evidence, options=options, blocks="the episode", by="the executor"
@@ -145,9 +145,10 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent reported the result itself.
+    """Return the report on a delivery whose result the agent reported itself.
 
-    The agent reported before the executor noticed the end of the delivery. `tree` is the resulting tree.
+    The agent sent its report before the executor noticed that the delivery had finished. `tree` is the
+    resulting tree.
     """
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
@@ -176,7 +177,7 @@ Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: 
 
 
 def folder_hint(folder: str) -> str:
-    """Return a sentence that names the project's folder for an executor.
+    """Return a sentence that tells the executor where the project's folder is.
 
     Return "" if the project is at the root of the repository.
     """
@@ -185,7 +186,7 @@ def folder_hint(folder: str) -> str:
 
 
 def read_ending(text: str) -> str:
-    """Parse an executor's ending file and return the reason, or "".
+    """Return the reason stated in an executor's ending file, or "" if the text has another form.
 
     For example: `impossible: the API was removed`.
     """
@@ -238,7 +239,7 @@ class PermissionRequest(Value):
 def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
     """Decide whether an agent may perform the requested action.
 
-    A person's earlier answer takes precedence, followed by the mode and then by the rule. Reading is
+    A person's earlier answer takes precedence over the mode, and the mode over the rule. Reading is
     always allowed. `read_only` denies everything else.
     """
     # First, because the person's decision overrides the rule.
@@ -327,7 +328,7 @@ class Crash(Value):
 
 
 def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
-    """Choose the reaction to an interrupted delivery.
+    """Choose how to react to an interrupted delivery.
 
     A delivery is repeated without asking only if the tree is unchanged and there are no side effects
     outside the tree.
@@ -343,9 +344,9 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 
 
 def explain_crash(crash: Crash) -> str:
-    """Explain a crash to the planner and to people.
+    """Explain a crash to the planner and the user.
 
-    Equal causes have equal texts, so that repeated crashes are recognised.
+    The same cause always produces the same text, so that repeated crashes can be recognized.
     """
     moved, *_ = crash.sentences
     return f"{crash.cause}, {moved}, and the plan was not delivered again"
@@ -359,7 +360,7 @@ def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
 def crash_question(crash: Crash, title: str) -> Question:
     """Return the question to ask a person after a crash.
 
-    A plain `resume` only runs the checks, because repeating side effects requires an explicit answer.
+    A plain `resume` only runs the checks, because a person must explicitly agree to repeat side effects.
     """
     question_text = f"{crash.cause}: {title}. Deliver the plan again?"
     return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
@@ -368,7 +369,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
-    """Return the question about a hand-off that was not confirmed.
+    """Return the question about a hand-off that the agent did not confirm.
 
     A plain `resume` only runs the checks.
     """

@@ -54,7 +54,7 @@ class HandOffEnd(StrEnum):
 
 
 class Message(Value):
-    """Text that is handed off to an agent."""
+    """A text that is handed off to an agent."""
 
     id: str
     """ID in the form `<episode>/<iteration>/<8 hex digits>`."""
@@ -88,7 +88,7 @@ class HandOffResult(Value):
 
 
 class Target(Value):
-    """The only window and chat box that may be operated."""
+    """The only window and chat box that the executor may operate."""
 
     apps: tuple[str, ...]
     """Bundle IDs on macOS, window classes on X11."""
@@ -132,7 +132,7 @@ class BoxState(StrEnum):
 
 
 class NextStep(StrEnum):
-    """Action to take after Enter may have been pressed."""
+    """The next action when Enter may have been pressed."""
 
     DONE = "done"
     PRESS = "press"
@@ -188,7 +188,7 @@ def file_message(identity: str, path: str, content: str) -> Message:
 
 
 def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState:
-    """Classify the content of the chat box."""
+    """Compare the content of the chat box to the message, and return the state of the box."""
     content = normalise(text)
     if not content.strip():
         return BoxState.EMPTY

@@ -37,7 +37,7 @@ class LimitKind(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Source of the information about a limit."""
+    """The source from which a limit is known."""
 
     TEXT = "text"
     TYPED = "typed"
@@ -60,7 +60,7 @@ class LimitAction(StrEnum):
 
 
 class LimitSignal(Value):
-    """Output of an agent or provider that has stopped. Unknown fields are omitted."""
+    """The output of an agent or provider that has stopped. Unknown fields are omitted."""
 
     text: str = ""
     """Status lines, newest last. They never contain text from the model or output from tools."""
@@ -73,7 +73,7 @@ class LimitSignal(Value):
 
 
 def choose_action(limit: LimitHit) -> LimitAction:
-    """Choose the reaction to a limit. The default for unknown kinds is to wait.
+    """Choose how to react to a limit. For an unknown kind of limit, the reaction is to wait.
 
     Strikes are counted elsewhere.
     """
@@ -86,7 +86,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 
 def explain(limit: LimitHit) -> str:
-    """Describe the limit in a sentence for a person, and give advice."""
+    """Explain the limit to the user in a sentence, and suggest what to do."""
     reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no details"
     if limit.kind == LimitKind.AUTH:
         return (
@@ -173,8 +173,8 @@ class Match(NamedTuple):
 def normalise(text: str) -> str:
     """Convert a text to a single line of plain characters.
 
-    Quotes, dashes, dots and spaces are simplified, and colours and frames are removed. Converting the
-    result again does not change it.
+    Quotes, dashes, dots and spaces are simplified, and colours and frames are removed. This function is
+    idempotent.
     """
     return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
 
@@ -274,7 +274,7 @@ class Facts:
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
         """Return the limit that the facts indicate, or None.
 
-        Typed codes take precedence, followed by texts, statuses and headers.
+        Error codes take precedence over texts, followed by status codes and headers.
         """
         codes = phrases().codes
         coded = [Match(codes[squeezed], 1.0, code) for code in self.codes if (squeezed := _squeeze(code)) in codes]
@@ -333,9 +333,9 @@ def _full_windows(headers: Mapping[str, str]) -> list[str]:
 
 
 def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name and value of each reset header.
+    """Yield the name and value of each header that contains a reset time.
 
-    The flag is True if the quota of the header has been used up.
+    The flag is True if the corresponding quota has been used up.
     """
     for name, value in headers.items():
         if match := _RESET_HEADER.fullmatch(name):
@@ -464,7 +464,8 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
 def _find_starts(text: str) -> Iterator[int]:
     """Yield the positions at which a status text may start.
 
-    These are the beginning of the text and the end of each label. The last position is the most specific.
+    These are the start of the text and the end of each label. The last and most specific position comes
+    first.
     """
     data = phrases()
 
@@ -509,9 +510,9 @@ def failed_at_once(outcome: ExecutorOutcome, took_s: float, *, moved: bool) -> b
 
 
 def refine_failure(outcome: ExecutorOutcome, now: datetime) -> ExecutorOutcome:
-    """Detect a limit in the last words of an agent that failed immediately.
+    """Look for a limit in the last words of an agent that failed immediately.
 
-    The limit is added to the outcome of the delivery.
+    The limit is added to the outcome of the delivery, even if its kind is UNKNOWN.
     """
     if outcome.limit is not None:
         return outcome

@@ -196,7 +196,7 @@ class Alignment(Value):
 
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
-    """Return the problems with the reflection and alignment sections, as sentences."""
+    """Return the problems in the reflection and alignment sections, as sentences."""
     problems: list[str] = []
     if not reflection.diagnosis:
         problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
@@ -305,7 +305,7 @@ _drop_empty = AfterValidator(lambda steps: tuple(step for step in steps if step.
 
 
 class PlanMessage(Value):
-    """Message from the planner to the executor, called A_n in the template."""
+    """A message from the planner to the executor. The template calls it A_n."""
 
     project: Text = ""
     goal: Text = ""
@@ -322,7 +322,7 @@ class PlanMessage(Value):
 
 
 class PlanRequestMessage(Value):
-    """Report on a plan and request for the next one, called PR-A_n+1 in the template."""
+    """A report on a plan and a request for the next plan. The template calls it PR-A_n+1."""
 
     project: Text = ""
     goal: Text = ""
@@ -427,7 +427,7 @@ def _parse_step(item: str) -> PlannedStep:
 
 
 class _Part(NamedTuple):
-    """Conversion between a section and a field of a message."""
+    """Describes how a section of a message is converted to a field and back."""
 
     field: str
     write: Callable[[Any], str] = str
@@ -484,7 +484,8 @@ def parse_plan(text: str) -> PlanMessage:
     """Parse a plan message from Markdown.
 
     Raises:
-        MessageError: a required section is missing or invalid. The message names it and shows an example.
+        MessageError: a required section is missing or invalid. The message names the section and shows an
+            example.
     """
     sections = split_sections(text)
     # A plan that claims to be done may have nothing left to do.
@@ -496,7 +497,8 @@ def parse_plan_request(text: str) -> PlanRequestMessage:
     """Parse a plan request from Markdown.
 
     Raises:
-        MessageError: a required section is missing or invalid. The message names it and shows an example.
+        MessageError: a required section is missing or invalid. The message names the section and shows an
+            example.
     """
     needed = {**_NEEDED, Section.OUTCOME: "how the work ended, such as completed"}
     return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)

@@ -32,7 +32,7 @@ class Usage(Value):
 def total(usages: Iterable[Usage]) -> Usage:
     """Add up the usage of several calls.
 
-    A field of the sum is unknown if any call did not report the value.
+    If any call did not report a value, the total of that value is unknown.
     """
     all_usages = tuple(usages)
     values = {name: [getattr(usage, name) for usage in all_usages] for name in Usage.model_fields}
@@ -52,7 +52,7 @@ ALERT_AFTER = 3
 
 
 class AgentMode(StrEnum):
-    """An agent's access to this host."""
+    """The level of access that an agent has to this host."""
 
     READ_ONLY = "read_only"
     WORKSPACE = "workspace"
@@ -62,7 +62,7 @@ class AgentMode(StrEnum):
 
 
 class OnCrash(StrEnum):
-    """Reaction to an interrupted delivery whose end was not recorded."""
+    """The reaction to a delivery that was interrupted before its end was recorded."""
 
     ASK = "ask"
     """Let a person decide."""
@@ -120,7 +120,7 @@ class ExecutorChoice(CallerInput):
 
 
 class ResumeToken(Value):
-    """Data for resuming an executor's session. Session files exist only on a single host."""
+    """Data for resuming an executor's session. The session files exist only on one host."""
 
     adapter: str
     session_id: str
@@ -139,7 +139,7 @@ class Grant(Value):
 
 
 class WorkOrder(Value):
-    """Delivery to an executor, stored as an artifact and referenced by its key."""
+    """A delivery to an executor. It is stored as an artifact and referenced by its key."""
 
     key: str
     """Key that is unique for each delivery. It identifies the episode, run, iteration and attempt. The outbox delivers
@@ -233,7 +233,7 @@ class EventKind(StrEnum):
 
 
 class ExecutorEvent(Value):
-    """Event that an agent reported during a delivery."""
+    """An event that an agent reported during a delivery."""
 
     kind: EventKind
     text: str = ""
@@ -244,9 +244,9 @@ class ExecutorEvent(Value):
 
 
 class Progress(Value):
-    """Progress of a delivery, stored in the heartbeat details.
+    """The progress of a delivery, stored in the heartbeat details.
 
-    After a crash, the next attempt reads the progress.
+    After a crash, the next attempt reads this progress.
     """
 
     events: int = 0
@@ -304,14 +304,14 @@ class ExecutorResult(Value):
 
 
 class ExecutorOutcome(ExecutorResult):
-    """Result returned by an adapter. It is saved in the outbox before any other processing."""
+    """The result that an adapter returns. It is saved in the outbox before any other processing."""
 
     transcript: bytes = b""
     """Output of the run, truncated to a maximum size, for the artifact store."""
 
 
 class ExecutorReport(ExecutorResult):
-    """Report on a delivery. The tree, not the report, shows the work that was actually done."""
+    """A report on a delivery. The work that was actually done is shown by the tree, not by the report."""
 
     key: str
     transcript: ArtifactRef | None = None
@@ -335,7 +335,7 @@ class ExecutorReport(ExecutorResult):
 
 
 def backoff(failures: int) -> timedelta:
-    """Return the wait after a number of consecutive failed deliveries.
+    """Return how long to wait after a number of consecutive failed deliveries.
 
     The wait starts at 10 s and doubles with each failure, up to 15 min.
     """

@@ -24,9 +24,9 @@ class FilePath(Document):
 
 
 class Orphan(Document):
-    """Detached process that edits the tree later.
+    """A detached process that edits the tree after a delay.
 
-    The process leaves its session, parent and environment.
+    The process runs in its own session, without its parent and without its environment variables.
     """
 
     path: str
@@ -205,7 +205,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 
 
 def _ignored(choice: ExecutorChoice) -> str:
-    """Return an error if one of the executors would ignore a field, or "" otherwise."""
+    """Return an error if the executor or one of its fallbacks would ignore a field, otherwise ""."""
     if choice.model and choice.name in _NO_MODEL:
         return f"the executor {choice.name} cannot select a model, so it would ignore {choice.model!r}. Omit the model"
     defaults = ExecutorChoice.model_construct()

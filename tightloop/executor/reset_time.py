@@ -114,7 +114,7 @@ def find_any_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def _is_ahead(text: str, match: re.Match[str]) -> bool:
-    """Return True if a time can be the end of a wait, judging by the words around it."""
+    """Return True if the words around a time suggest that the time is the end of a wait."""
     start = max(0, match.start() - _BEFORE_CHARACTERS)
     if _PAST.search(text, start, match.start()):
         return False
@@ -155,7 +155,7 @@ def _bound(seconds: float) -> timedelta:
 
 
 def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
-    """Parse the time at `position`, in any of the supported forms.
+    """Parse the time at `position`. All supported formats are recognized.
 
     Raises:
         ValueError, OverflowError: the text looks like a time but is invalid, such as 25:00.
@@ -201,7 +201,7 @@ def _read_iso(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
-    """Parse a date. If the year is missing, use today or the next matching day."""
+    """Parse a date. If the year is missing, use the next matching day, which may be today."""
     hour, minute = _read_time_of_day(match)
     zone = _read_zone(match, clock)
     local_now = clock.now.astimezone(zone)

@@ -104,7 +104,7 @@ def write_over(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def token_in(path: Path) -> str:
-    """Return the token in a file, creating the file if it is missing.
+    """Return the token stored in a file. The file is created if it is missing.
 
     Raises:
         SettingsError: others can read the file, or the token is too short.
@@ -148,7 +148,7 @@ def _mac(token: str, purpose: str, content: str) -> str:
 
 
 def page_key(home: Path | None = None) -> str:
-    """Return the key for this host's links and sessions, creating the file if it is missing.
+    """Return the key for this host's links and sessions. The key file is created if it is missing.
 
     The key differs from the token of the Temporal Web UI, because that token may be shared with people
     who read payloads.

@@ -24,7 +24,7 @@ _NAME = r"^[a-z0-9-]{1,60}$"
 
 
 class HostIdentity(Value):
-    """Names of the hosts whose work this host executes."""
+    """The names of the hosts whose work this host executes."""
 
     name: Annotated[str, Field(pattern=_NAME)]
     adopted: Annotated[tuple[Annotated[str, Field(pattern=_NAME)], ...], Field(max_length=ADOPTED_MOST)] = ()
@@ -36,7 +36,7 @@ class HostIdentity(Value):
         return (self.name, *self.adopted)
 
     def queues(self, settings: "Settings") -> tuple[str, ...]:
-        """Return the host-bound task queues. The queue of this host comes first."""
+        """Return the task queues for the names of this host. The host's own queue comes first."""
         return tuple(queue_of(settings, name) for name in self.names)
 
 

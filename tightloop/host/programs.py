@@ -57,11 +57,12 @@ class TrustedProgram:
         return [str(self.path), *map(str, arguments)]
 
     def refuse_within(self, folders: Iterable[Path] = ()) -> None:
-        """Check that a run with write access to these folders cannot modify the program.
+        """Check that a command that can write to these folders cannot modify the program.
 
         Raises:
-            UntrustedProgramError: the program, or a link on its path, is in one of these folders or in a location that
-                another run can write to.
+            UntrustedProgramError: the program, or a link on its path, is in one of these folders or in a
+                location
+                that another run can write to.
         """
         written = _real_folders(folders)
         for way in (self.path, *self.installed):

@@ -53,7 +53,7 @@ def data_folder(root: Path) -> Path:
 def read_worktree(root: Path) -> Worktree | None:
     """Return the record of the worktree at `root`.
 
-    Return None if tightloop did not create the worktree, or has not finished it.
+    Return None if tightloop did not create the worktree, or did not finish creating it.
     """
     # Only within the state home: elsewhere, an agent could have written the record.
     if root.parent.name != WORKTREES or not os.path.realpath(root).startswith(f"{os.path.realpath(state_home())}/"):

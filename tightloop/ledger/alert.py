@@ -26,10 +26,10 @@ CANCEL, ADD = "cancel", "add"
 
 
 class AlertKind(StrEnum):
-    """Cause of an alert.
+    """The cause of an alert.
 
-    There is a cause for every kind of question, except for a pause by an operator. Some causes have no
-    question.
+    Every kind of question has a cause, except a pause that an operator requested. Some causes do not
+    raise a question.
     """
 
     DEVIATION = "deviation"
@@ -67,7 +67,7 @@ class AlertKind(StrEnum):
 
 
 class Subject(StrEnum):
-    """Kind of object that an alert refers to."""
+    """The kind of object that an alert is about."""
 
     EPISODE = "episode"
     PLAN = "plan"
@@ -105,7 +105,7 @@ TITLES = {
 
 
 class Alert(Value):
-    """Event that needs a person's attention. There is one alert per cause.
+    """An event that needs a person's attention. There is one alert per cause.
 
     Alerts never leave Temporal and our hosts.
     """
@@ -136,7 +136,7 @@ class Alert(Value):
 
 
 class Notice(Alert):
-    """Message that leaves the host.
+    """A message that is sent outside the host.
 
     Unless the settings say `full`, the message contains no code, paths or human-written text.
     """
@@ -185,8 +185,8 @@ def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> 
     """Return the idempotency key of an alert.
 
     The key depends on the episode, the cause and the start of the wait. Retries, restarted workers and
-    runs that continue the wait produce the same key. If the cause recurs after a person has ended the
-    wait, the key is different, because the person believed that the problem was fixed.
+    runs that continue the wait produce the same key. If a person ends the wait and the cause recurs, the
+    key is different, because the person believed that the problem was fixed.
     """
     # The key is also the `webhook-id` of Standard Webhooks, which receivers use to drop duplicates.
     parts = (episode_id, kind.value, cause, since.isoformat())
@@ -235,9 +235,9 @@ def alert_of(
 
 
 def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
-    """Return the last lines that the failing check or the executor printed.
+    """Return the last lines of output from the failing check or the executor.
 
-    The result is empty if the alert does not concern their output.
+    The result is empty if the alert is not about either of them.
     """
     if kind in (AlertKind.FAILING, AlertKind.LIMIT):
         return (state.executor_error,) if state.executor_error else ()
@@ -247,7 +247,7 @@ def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
-    """Build the notice for an alert. The notice may leave the host.
+    """Build the notice for an alert. The notice may be sent outside the host.
 
     Args:
         alert: alert to describe.

@@ -18,7 +18,7 @@ KEY_CHARACTERS = 200
 
 
 class MetricKind(StrEnum):
-    """Kind of sample that is recorded while a workflow is running.
+    """The kind of a sample that is recorded while a workflow is running.
 
     Final values are in the workflow's ledger row.
     """
@@ -36,7 +36,7 @@ class MetricKind(StrEnum):
 
 
 class Metric(Value):
-    """Value that was measured for a workflow."""
+    """A value that was measured for a workflow."""
 
     workflow_id: str
     kind: MetricKind
@@ -63,7 +63,7 @@ class Metric(Value):
 
 
 class Division(StrEnum):
-    """Field by which a report is grouped."""
+    """The field by which a report groups episodes."""
 
     PROJECT = "project"
     EXECUTOR = "executor"
@@ -84,7 +84,7 @@ class MetricsFilter(Value):
 
 
 class EndedEpisode(NamedTuple):
-    """Data of an ended episode. None means unknown, not zero."""
+    """Data about a finished episode. None means unknown, not zero."""
 
     project: str
     executor: str
@@ -105,7 +105,7 @@ class EndedEpisode(NamedTuple):
 
 
 class Figure(Value):
-    """Distribution of `n` known values. Unknown values are only counted in `unknown`."""
+    """The distribution of `n` known values. For unknown values, only their number is given in `unknown`."""
 
     n: int = 0
     unknown: int = 0
@@ -160,7 +160,7 @@ class Period(Value):
 
 
 class MetricsReport(Value):
-    """Report on the episodes that ended in a time range."""
+    """A report on the episodes that ended in a time range."""
 
     wanted: MetricsFilter
     figures: Figures
@@ -260,12 +260,12 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
 
 
 def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetime]:
-    """Parse a time range. Return its start and its exclusive end.
+    """Parse a time range. Return the start and the exclusive end.
 
     If `until` is empty, the range ends now.
 
     Raises:
-        InvalidRequestError: a limit cannot be parsed, or the range is empty.
+        InvalidRequestError: the start or the end cannot be parsed, or the range is empty.
     """
     begin = read_moment(since, now, what="since")
     end = read_moment(until, now, what="until") if until else now
@@ -323,7 +323,7 @@ def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
 
 
 def figure_of(values: Iterable[float | None]) -> Figure:
-    """Return the distribution of the known values. Unknown values are only counted."""
+    """Return the distribution of the known values, and the number of unknown values."""
     all_values = list(values)
     known_values = sorted(value for value in all_values if value is not None)
     if not known_values:
@@ -343,7 +343,7 @@ def figure_of(values: Iterable[float | None]) -> Figure:
 
 
 def rate_of(cases: Iterable[bool | None]) -> Rate:
-    """Return the share of positive cases. Unknown cases are only counted."""
+    """Return the share of positive cases among the known cases, and the number of unknown cases."""
     all_cases = list(cases)
     known_cases = [case for case in all_cases if case is not None]
     count = sum(known_cases)

@@ -44,7 +44,7 @@ class EvidenceLine(TrailEvent):
 
 
 class WorkflowSnapshot(Value):
-    """State of a workflow at one point in time. The newest snapshot wins."""
+    """The state of a workflow at one point in time. The newest snapshot takes precedence."""
 
     id: str
     kind: str
@@ -120,7 +120,7 @@ class WorkflowFilter(Value):
 
 
 class WorkflowPage(Value):
-    """Page of a workflow list, most recently started first."""
+    """A page of the list of workflows, most recently started first."""
 
     lines: tuple[WorkflowLine, ...] = ()
     cursor: str = ""
@@ -128,7 +128,7 @@ class WorkflowPage(Value):
 
 
 class InboxItem(Value):
-    """Open question, or project plan that waits for `dispatch` or `verify`."""
+    """An open question, or a project plan that is waiting for `dispatch` or `verify`."""
 
     project: str
     workflow_id: str

@@ -43,9 +43,9 @@ class DigestState(StrEnum):
 
 
 class DigestItem(Value):
-    """Entry of a digest.
+    """An item of a digest.
 
-    An entry is either a run that was started directly, or a project task that has failed or has an open
+    The item is either a run that was started directly, or a project task that failed or has an open
     question.
     """
 
@@ -79,7 +79,7 @@ class Digest(Value):
 
     @property
     def with_unknown_cost(self) -> tuple[str, ...]:
-        """IDs of the runs whose total cost is not known."""
+        """The IDs of the runs whose total cost is not known."""
         return tuple(item.id for item in self.items if not item.cost_known)
 
 
@@ -193,7 +193,7 @@ def _progress(tasks: tuple[LoopTask, ...]) -> str:
 def _failed_tasks(line: WorkflowLine) -> list[DigestItem]:
     """Return the tasks of a project plan that ran and failed.
 
-    Tasks that depend on a failed task are counted with the plan.
+    Tasks that depend on a failed task are not returned. The item for the plan counts them.
     """
     if line.kind != "loop" or not line.details:
         return []

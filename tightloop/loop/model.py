@@ -30,7 +30,7 @@ MARKER = "^(<{7}|>{7})( |$)"
 
 
 class Conflict(Value):
-    """Conflict between a task's changes and changes that were merged in the meantime."""
+    """A conflict between a task's changes and changes that were merged in the meantime."""
 
     base: str
     """Tree that the task started with."""
@@ -43,9 +43,9 @@ class Conflict(Value):
 
     @property
     def check(self) -> Check:
-        """Check that the conflict is resolved.
+        """The check for whether the conflict is resolved.
 
-        The check passes if no conflict markers and no additional files are left.
+        The check passes if no conflict markers and none of the additional files are left.
         """
         tests = [f"test ! -e {shlex.quote(path)}" for path in self.beside]
         if self.paths:
@@ -302,7 +302,7 @@ class LoopStatus(RunStatus):
 
     @property
     def possible(self) -> tuple[str, ...]:
-        """Updates that are possible in the current state."""
+        """The updates that are possible in the current state."""
         if self.status is LoopState.DRAFT:
             # Planning is still in progress if there are no tasks.
             return ("dispatch", "cancel") if self.tasks else ("cancel",)

@@ -41,7 +41,7 @@ def task_id(number: int) -> str:
 
 
 def stage_of(command: str) -> int:
-    """Return the stage in which a check is fixed.
+    """Return the stage at which a failing check is fixed.
 
     The stage is 2 for formatters, 1 for linters, and 0 for everything else.
     """
@@ -90,7 +90,7 @@ def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mappin
 
 
 def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
-    """Return the first problem with tasks that a planner wrote, or "" if the tasks are valid."""
+    """Return the first problem with the tasks from a planner, or "" if the tasks are valid."""
     ids = [task.task_id for task in tasks]
     if not tasks:
         return "the planner returned no tasks"
@@ -222,7 +222,7 @@ def project_plan(request: LoopRequest) -> Plan:
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
     """Add a task that resolves the conflict of another task.
 
-    When the new task completes, the other task counts as recovered.
+    When the new task completes, the other task is considered recovered.
     """
     # `recovers` is on by default, so the dependents of the conflicting task wait for this one.
     alternate = OnFailure(to=task.task_id)

@@ -54,7 +54,7 @@ class Form(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Operation that all interfaces offer. Each operation is a row of `OPERATIONS`."""
+    """An operation that all interfaces offer. Each operation is a row of `OPERATIONS`."""
 
     name: str
     summary: str
@@ -94,7 +94,7 @@ class Operation(NamedTuple):
     page: Form | None = None
 
     def load(self, model: str) -> Any:
-        """Import a model by the name used in a row, such as `models:Pause`."""
+        """Import a model, given the name that a row uses, such as `models:Pause`."""
         module, _, name = model.partition(":")
         return getattr(import_module(f"{__name__}.{module}"), name)
 

@@ -41,16 +41,16 @@ class Body(Shown):
 # Cached, because a second class for the same model would get a second schema in OpenAPI.
 @cache
 def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Create a camelCase copy of a model and its nested models.
+    """Create a model with camelCase field names from a model and its nested models.
 
-    The copy is filled from instances of the original model.
+    The new model is filled from instances of the original model.
     """
     return _mirror(model, Shown, without, "")
 
 
 @cache
 def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Create a request body with the fields of a model. Use `read_fields` to read the body."""
+    """Create a request body with the fields of a model. Use `read_fields` to read these fields."""
     return _mirror(model, Body, without, name)
 
 
@@ -175,7 +175,7 @@ class Cancel(Request):
 
 
 class Respond(Request):
-    """Message to the planner. The message does not answer a question."""
+    """A message to the planner. It does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """Message to send."""

@@ -45,7 +45,7 @@ class Examined(Shown):
 
 
 class Asked(Shown):
-    """Request that started a workflow, including all amendments for an episode."""
+    """The request that started a workflow. For an episode, it includes all amendments."""
 
     kind: Literal["episode", "plan", "loop"]
     request: dict[str, Any]
@@ -53,7 +53,7 @@ class Asked(Shown):
 
 
 class Runs(Shown):
-    """Runs that Temporal still stores, oldest first."""
+    """The runs that Temporal still stores, oldest first."""
 
     items: list[make_output_model(Run)]  # type: ignore[valid-type]
 
@@ -69,9 +69,9 @@ class WorkerLine(Shown):
 
 
 class WaitingSteps(Shown):
-    """Number of steps that are waiting for a free slot on a task queue.
+    """The number of steps that are waiting for a free slot on a task queue.
 
-    Temporal's counts are approximate and a few seconds old.
+    Temporal's numbers are approximate and a few seconds old.
     """
 
     queue: str = Field(examples=["tightloop-gui-macos"])
@@ -114,7 +114,7 @@ class Started(Shown):
 
 
 class Lines(Shown):
-    """Page of a workflow list, most recently started first."""
+    """A page of the list of workflows, most recently started first."""
 
     items: list[Line]  # type: ignore[valid-type]
     cursor: str = ""
@@ -170,7 +170,7 @@ class Diff(Shown):
 
 
 class Waiting(make_output_model(InboxItem)):  # type: ignore[misc]
-    """Question waiting for a person, with the URL to answer it."""
+    """A question that is waiting for a person, with the URL to answer it."""
 
     answer_href: str
     """URL to answer the question. Send a POST request with `{"question": ..., "option": ...}`."""

@@ -55,7 +55,7 @@ class EditAction(Document):
 
 
 class GitAction(Document):
-    """Git operations, performed in this order: branch, commit, pull request text."""
+    """Perform git operations in this order: branch, commit, pull request text."""
 
     branch: str = ""
     """Branch to check out. If it does not exist, it is created from HEAD."""
@@ -75,7 +75,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class HttpAction(Document):
-    """HTTP requests to hosts that the policy allows.
+    """Send HTTP requests to hosts that the policy allows.
 
     Use `url` for a single response, or `urls` for documents.
     """
@@ -107,7 +107,7 @@ class HttpAction(Document):
 
 
 class SearchAction(Document):
-    """Search for passages in the project and in cached documents. The result is `hits`, a ranked list."""
+    """Search for passages in the project and in cached documents. The result `hits` is a ranked list."""
 
     query: str
     """Words to search for. Patterns are not supported."""
@@ -260,7 +260,7 @@ class CheckpointAction(Document):
 
 
 class MergeStart(Document):
-    """Change that could not be merged. An episode uses it as input to resolve the conflict."""
+    """A change that could not be merged. An episode starts from it to resolve the conflict."""
 
     base: str = Field(pattern=TREE_PATTERN)
     """Tree before the change."""

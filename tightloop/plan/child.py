@@ -76,7 +76,7 @@ class Belief(Value):
 
 
 class StepResult(Sparse):
-    """Result of an attempt for the workflow. The size is limited to a few kB."""
+    """The result of an attempt, as returned to the workflow. The size is limited to a few kB."""
 
     status: StepStatus
     """COMPLETED, SKIPPED, FAILED or WAITING."""
@@ -109,9 +109,9 @@ class StepResult(Sparse):
 
 
 class StepRecord(Value):
-    """Full record of an attempt.
+    """The full record of an attempt.
 
-    It provides the evidence, the output values and the marker for later runs.
+    It contains the evidence, the output values and the marker that later runs look for.
     """
 
     plan_id: str

@@ -25,11 +25,11 @@ def judge_command(
 ) -> Ruling:
     """Return the strictest ruling on all simple commands of a script and its environment variables.
 
-    The first matching rule decides about each simple command, including substitutions and scripts passed
-    to a shell. Only the last part of a program's path is compared. If no rule matches, the built-in rules
-    for destruction, publishing and secrets apply (`tightloop/safety/commands/rules.py`). Cost rules are
-    not applied, because every step has its own time limit. Scripts that cannot be parsed require
-    approval.
+    For each simple command, the first matching rule applies. This includes substitutions and scripts
+    passed to a shell. Only the last part of a program's path is compared. If no rule matches, the
+    built-in rules for destruction, publishing and secrets apply (`tightloop/safety/commands/rules.py`).
+    Cost rules are not applied, because every step has its own time limit. Scripts that cannot be parsed
+    require approval.
 
     A variable is treated like the command `env NAME=value`, unless its name is known to be harmless. If a
     rule allows a program but the call `exceeds` the rule, another matching rule takes precedence.
@@ -97,7 +97,7 @@ def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
 def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
     """Return the first rule that matches a call.
 
-    If an `allow` rule is narrower than the call, a later rule takes precedence.
+    If an `allow` rule does not cover the whole call, a later rule takes precedence.
     """
     matching = (rule for rule in rules if _matches(rule, call))
     first = next(matching, None)

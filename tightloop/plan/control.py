@@ -108,7 +108,7 @@ def read_step_word(value: Any) -> StepCommand:
 def raise_exhausted_bounds(
     budget: PlanBudget, stated: PlanBudget, spent: PlanSpent, *, depth: int = 1, fan_out: int = 0
 ) -> PlanBudget:
-    """Raise each exhausted limit, so that the stated amount is available again.
+    """Raise each exhausted limit, so that the amount stated in the plan is available again.
 
     `fan_out` is the number of steps that a template expands to. The new limits always allow `depth` and
     `fan_out`.

@@ -30,7 +30,7 @@ class CommandRule(Document):
 class Deletions(Document):
     """Limits for deletions since the start of the plan.
 
-    Above these limits, the next step that deletes something needs approval.
+    When a limit is exceeded, the next step that deletes something needs approval.
     """
 
     files: int = Field(default=25, ge=1)
@@ -127,7 +127,7 @@ class PlanBudget(Document):
 
 
 class OnPlanFailure(StrEnum):
-    """Reaction to a failed step that no other step recovers from."""
+    """The reaction to a failed step that no other step recovers from."""
 
     ASK = "ask"
     """Finish all independent steps, then wait for a person."""
@@ -222,9 +222,9 @@ class StoredPlan(Value):
 
     @property
     def words(self) -> str:
-        """Titles, descriptions and goals that a person wrote, one per line.
+        """The titles, descriptions and goals that a person wrote, one per line.
 
-        The text is empty for revisions written by a model.
+        The text is empty for revisions that a model wrote.
         """
         # A model must not announce its own test changes.
         if self.exchange is not None or self.prompts_sha256:
@@ -240,7 +240,7 @@ class StoredPlan(Value):
 
 
 class PlanArchive(Value):
-    """Record of a finished plan that can be read without tightloop."""
+    """A record of a finished plan that can be read without tightloop."""
 
     plan_id: str
     title: str = ""

@@ -34,7 +34,7 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class Mark(NamedTuple):
-    """Reference or string that is represented by a `MARK` name in `Source.text`."""
+    """A reference or string that a `MARK` name represents in `Source.text`."""
 
     value: str
     """Reference as `${name}`, or the value of a string literal, which may contain references."""
@@ -45,9 +45,9 @@ class Mark(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Expression in which marks replace the references and strings.
+    """An expression whose references and strings are replaced by marks.
 
-    Each `MARK` has the same length as the replaced text.
+    Each `MARK` has the same length as the text that it replaces.
     """
 
     text: str
@@ -171,7 +171,7 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Evaluation:
-    """Evaluator with a method for each node type that `parse_expression` accepts."""
+    """Evaluates expressions, with a method for each node type that `parse_expression` accepts."""
 
     def __init__(self, lookup: Lookup, source: Source) -> None:
         self._lookup = lookup

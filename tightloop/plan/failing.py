@@ -60,7 +60,7 @@ class Watchdog(Document):
 
 
 class FailureMode(Document):
-    """Known failure, with an expression that detects it and a reaction."""
+    """A known failure, with an expression that detects it and a reaction."""
 
     name: str
     """Name to show with the failure."""
@@ -75,7 +75,7 @@ class FailureMode(Document):
 
 
 class OnFailure(Document):
-    """Step to start when this step has failed and is not retried any more."""
+    """The step to start when this step has failed and will not be retried."""
 
     to: str
     """ID of the step to start."""

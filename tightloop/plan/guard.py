@@ -22,7 +22,7 @@ _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class StepEffects:
-    """Effects of a step that are known before it starts."""
+    """The effects of a step that are known before it starts."""
 
     paths: tuple[str, ...] = ()
     """Files that the step changes, relative to the root."""
@@ -59,8 +59,8 @@ def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
 def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
     """Return the strictest ruling on a step that is about to start.
 
-    The policy and its enclosing policies are applied. Documents are judged when they are requested, so
-    that one refused document does not stop the others.
+    The policy and its enclosing policies are applied. For documents, the ruling is made when each
+    document is requested, so that one refused document does not stop the others.
     """
     policies = tuple(enclosing_policies(policy))
     # First, because matching takes time in proportion to the patterns.
@@ -122,7 +122,7 @@ def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, li
 
 
 def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
-    """Return a refusal if the patterns would take too long to match, or None."""
+    """Return a refusal if matching the patterns of the policies would take too long, or None."""
     for policy in policies:
         for name, patterns in pattern_lists(policy):
             if excess := find_excess(patterns):
@@ -235,7 +235,7 @@ def _lists(network: tuple[str, ...], entry: str) -> bool:
 
 
 def cap_budget(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
-    """Limit the cost and the number of tokens of a budget."""
+    """Return a budget with its cost and number of tokens limited to these amounts."""
     return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
 
 
@@ -252,7 +252,7 @@ def least(first: Any, second: Any) -> Any:
 
 
 def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
-    """Return the limits of a revision. Limits that its text does not state are kept.
+    """Return the limits of a revision. If its text does not state a limit, the previous limit is kept.
 
     Only an explicit `max_tokens: null` removes a limit. Omitting the field does not.
     """
@@ -279,7 +279,10 @@ def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudge
 
 
 def changed_bounds(before: PlanBudget, after: PlanBudget) -> str:
-    """Return the changed limits, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`, or ""."""
+    """Return the changed limits, or "" if none changed.
+
+    For example: `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`.
+    """
     return ", ".join(
         f"{name} {_format_bound(getattr(before, name))} -> {_format_bound(getattr(after, name))}"
         for name in _different(before, after)
@@ -436,7 +439,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
 
 
 def _needs(plan: Plan) -> dict[str, frozenset[str]]:
-    """Return the direct and indirect needs of each step."""
+    """Return the direct and indirect dependencies of each step."""
     direct = {step.id: step.needs for step in plan.steps}
     needs: dict[str, frozenset[str]] = {}
     for name in direct:

@@ -39,7 +39,7 @@ class Doubt(Value):
 
 
 class PlanProgress(Value):
-    """Progress of a plan, carried over from one workflow run to the next.
+    """The progress of a plan, which is passed from one workflow run to the next.
 
     The graph is stored separately.
     """
@@ -119,7 +119,7 @@ class PlanProgress(Value):
         return self.evolve(budget=budget).add_hypotheses(hypotheses)
 
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
-        """Add hypotheses that the plan does not know yet."""
+        """Add the hypotheses that are new to the plan."""
         known_ids = {belief.hypothesis for belief in self.beliefs}
         # Known ones keep their evidence when a revision declares them again.
         new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known_ids)
@@ -128,7 +128,7 @@ class PlanProgress(Value):
     def count_attempt(self, result: StepResult) -> Self:
         """Count an attempt, and add its usage and evidence.
 
-        An attempt that waits for an answer is counted when it ends.
+        If an attempt is waiting for an answer, it is not counted until it ends.
         """
         spent = self.spent.with_usage(result.usage, result.api_calls)
         spent = spent.evolve(
@@ -138,7 +138,7 @@ class PlanProgress(Value):
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
-        """Count the model usage of the plan itself, excluding its steps."""
+        """Add the model usage of the plan itself, excluding its steps."""
         return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
     def add_work(self, time: timedelta) -> Self:
@@ -150,12 +150,12 @@ class PlanProgress(Value):
         return self.evolve(answers={**self.answers, step: answers})
 
     def note_decision(self, subject: str, answer: Answer) -> Self:
-        """Store an answer for the plan's report. No step reads this answer."""
+        """Store an answer to be shown in the plan's report. Steps do not read this answer."""
         decisions = {**self.decisions, subject: (*self.decisions.get(subject, ()), answer)}
         return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
 
     def note_edits(self, sentence: str) -> Self:
-        """Record for the plan's report that changes made by people were adopted."""
+        """Store a sentence for the plan's report about adopting changes made by people."""
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:
@@ -179,7 +179,7 @@ class PlanProgress(Value):
         return self.evolve(failures={**failures, step: failure}, answers=answers)
 
     def settle(self, *steps: str, spent: bool = True) -> Self:
-        """Delete the temporary entries of the steps and, by default, their spending."""
+        """Delete the temporary data of the steps and, by default, the record of their spending."""
         settled_steps = frozenset(steps)
         notes_by_field = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
         changed = {
@@ -199,7 +199,7 @@ class PlanProgress(Value):
         return self.evolve(step_spent={**self.step_spent, step: (cost, tokens)})
 
     def remove_undo(self, entry: UndoEntry) -> Self:
-        """Remove an entry that has been undone."""
+        """Remove an undo entry after its attempt has been undone."""
         # Compensation runs backwards, so it is almost always the last entry; avoids comparing thousands.
         if self.undo and self.undo[-1] == entry:
             return self.evolve(undo=self.undo[:-1])
@@ -207,7 +207,7 @@ class PlanProgress(Value):
 
 
 class PlanInput(PlanRequest, RunInput):
-    """Input of a run: the request, and the progress of the previous Temporal run if there was one."""
+    """Input of a run: the request, and the progress of the previous Temporal run, if any."""
 
     progress: PlanProgress | None = None
 
@@ -216,5 +216,5 @@ class PlanInput(PlanRequest, RunInput):
 
     @property
     def title(self) -> str:
-        """Text that identifies the plan until it has been read."""
+        """A text that identifies the plan before it has been read."""
         return self.goal or self.file or "a plan"

@@ -171,13 +171,13 @@ def head_of(name: str, known_ids: Container[str]) -> str:
 
 
 def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Split a reference into its first part and the names that follow.
+    """Split a reference into the first part and the names after it.
 
     The first part is a step, a template or a reserved word. Step IDs may contain dots, so the longest
     matching ID is used.
 
     Raises:
-        ReferenceMissingError: the reference names neither a step nor a reserved word.
+        ReferenceMissingError: the reference does not start with a step or a reserved word.
     """
     if head := head_of(name, frozenset(steps)) or head_of(name, RESERVED_IDS):
         path = name[len(head) + 1 :]
@@ -403,10 +403,7 @@ def with_placeholders(text: str) -> str:
 
 
 def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[CommandSegment, str, str]]:
-    """Yield the references that a shell would not expand.
-
-    The problem and a suggestion are included for each reference.
-    """
+    """Yield the references that a shell would not expand, each with the problem and a suggestion."""
     for part in placed:
         if part.piece.is_reference and part.context.context is QuotingContext.LITERAL:
             message = "the shell does not expand references in a here-document with the quoted delimiter "
@@ -436,6 +433,6 @@ def operand(reference: str, value: Any) -> str:
 
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
-    """Return the problem with a value in shell arithmetic, and a suggestion."""
+    """Return the problem and a suggestion for a value that is not a number in shell arithmetic."""
     message = f"'${{{reference}}}' is {shorten(repr(value), 60)}, but shell arithmetic requires a whole number"
     return message, "Use a whole number without leading zeros, or move the reference out of `$(( ))`"

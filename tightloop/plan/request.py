@@ -132,7 +132,7 @@ class PlanRequest(CallerInput):
 
 
 class PlanSpent(Value):
-    """Resources that a plan has used so far."""
+    """The resources that a plan has used so far."""
 
     attempts: int = 0
     """Number of step attempts."""

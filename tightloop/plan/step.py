@@ -31,7 +31,7 @@ RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "se
 
 
 class StepKind(StrEnum):
-    """Purpose of a step. The capability determines the implementation."""
+    """The purpose of a step. The implementation depends on the capability."""
 
     TOOL = "tool"
     MODEL = "model"
@@ -115,7 +115,7 @@ _READERS = frozenset({Capability.SEARCH, Capability.GATE})
 
 
 class Join(StrEnum):
-    """Condition for starting a step that has several needs."""
+    """Condition for starting a step that has several dependencies."""
 
     ALL = "all"
     """Start if all needs have completed. If a need is skipped, this step is skipped too."""
@@ -130,7 +130,7 @@ class Join(StrEnum):
 
 
 class Prose(Document):
-    """Condition for people, written as `prose:`.
+    """A condition that is written as prose for people, using `prose:`.
 
     The condition is not checked, and reports list it as unchecked.
     """
@@ -140,7 +140,7 @@ class Prose(Document):
 
 
 class EvidenceRule(Document):
-    """Rule for recording evidence about a hypothesis when this step ends."""
+    """A rule for recording evidence about a hypothesis when this step ends."""
 
     hypothesis: str
     """ID of the hypothesis."""
@@ -217,7 +217,7 @@ class ProjectAction(Document):
 
 
 class Choice(NamedTuple):
-    """Path that a decision or a gate can select."""
+    """A path that a decision or a gate can select."""
 
     path: tuple[str | int, ...]
     """Location of the field that lists the steps to start."""
@@ -356,7 +356,7 @@ class Step(Document):
 
 
 def walk(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield all steps and the steps nested in them, depth first."""
+    """Yield all steps, including nested steps, depth first."""
     for step in steps:
         yield step
         for nested in step.inner():

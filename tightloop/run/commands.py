@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Remark(Document):
-    """Reason or message from a person."""
+    """A reason or a message from a person."""
 
     text: str = ""
     by: str = "operator"
@@ -50,7 +50,8 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     """Parse the argument of a command into a model.
 
     Raises:
-        InvalidRequestError: a field is unknown or invalid. The message names the first one and shows the example.
+        InvalidRequestError: a field is unknown or invalid. The message names the first such field and
+            includes the example.
     """
     try:
         return kind.model_validate(value)

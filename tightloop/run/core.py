@@ -40,7 +40,7 @@ class TimelineLine(Value):
 
 
 class TimelinePage(Value):
-    """Page of a Temporal run's timeline. Lines are numbered from 0."""
+    """A page of a Temporal run's timeline. Lines are numbered from 0."""
 
     lines: tuple[TimelineLine, ...] = ()
     start: int = 0
@@ -52,7 +52,7 @@ class TimelinePage(Value):
 
 
 class RunTimeline:
-    """Timeline of a Temporal run. Only the most recent lines are kept."""
+    """The timeline of a Temporal run. Only the most recent lines are kept."""
 
     def __init__(self, limit: int = LINES_LIMIT) -> None:
         self._lines: deque[TimelineLine] = deque(maxlen=limit)
@@ -65,13 +65,13 @@ class RunTimeline:
         self._end += 1
 
     def begin_own(self) -> None:
-        """Treat all existing lines as lines of the run before the reset."""
+        """Mark all existing lines as lines of the run before the reset."""
         self._own = self._end
 
     def page(self, after: int) -> TimelinePage:
-        """Return a page of lines, starting after the first `after` lines.
+        """Return a page of the timeline, skipping the first `after` lines.
 
-        `OWN` starts at the first line of this run. Out-of-range values are clamped.
+        If `after` is `OWN`, the page starts at the first line of this run. Out-of-range values are clamped.
         """
         oldest = self._end - len(self._lines)
         # Clamped instead of refused: a cursor may belong to a previous Temporal run, or point at lines already dropped.
@@ -85,7 +85,7 @@ PROBLEM_CHARACTERS = 400
 
 
 class Work(Value):
-    """Description of the running work. It shows people that the run is still alive."""
+    """A description of the running work, which shows people that the run is still alive."""
 
     what: str = ""
     """Description, such as `check 2 of 3: pytest -q`."""
@@ -107,17 +107,17 @@ class Work(Value):
     """True if a pause may interrupt the work. This only loses the time spent on it."""
 
     def describe(self, now: datetime | None = None) -> str:
-        """Describe the work, with its age if `now` is given and its start time otherwise."""
+        """Describe the work. Include its age if `now` is given, and its start time otherwise."""
         return work_text(self, now)
 
 
 def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return the `waits_for` text for a step that no worker has picked up yet."""
+    """Return the `waits_for` text for a step that is waiting for a worker."""
     return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RunCore(Value):
-    """Kernel state of a run. Restoring a checkpoint does not change it."""
+    """The part of a run's state that all kinds of runs share. Restoring a checkpoint does not change it."""
 
     questions: Questions = Questions.model_construct()
     pause: Question | None = None
@@ -139,9 +139,9 @@ def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
-    """Record a drift. Return the new state and the lines to log.
+    """Record that files changed outside the run. Return the new state and the lines to log.
 
-    A drift that is already known is not logged again.
+    If the same changes have been recorded before, they are not logged again.
     """
     if drift is None:
         return core, ()
@@ -245,7 +245,7 @@ class Evidence(Value):
 
 
 class RunResult(Value):
-    """Result of a run. Each kind of run adds its own outcomes and fields."""
+    """The result of a run. Each kind of run adds its own outcomes and fields."""
 
     outcome: str
     qualifier: str = ""
@@ -267,7 +267,7 @@ class RunResult(Value):
 
 
 class RunStatus(Value):
-    """Snapshot of a run for people and programs. Each kind of run adds its own fields."""
+    """A snapshot of a run for people and programs. Each kind of run adds its own fields."""
 
     status: str = "running"
     """Status: `running`, `paused` or the outcome of the run. Temporal adds `terminated` and `timed_out`."""
@@ -340,7 +340,7 @@ Weight = Annotated[float, Field(ge=0.001, le=1000)]
 class Queues(CallerInput):
     """Task queues by capability.
 
-    If a field is empty, activities start eagerly on the episode's own task queue.
+    If a field is empty, its activities start eagerly on the episode's own task queue.
     """
 
     workspace: str = ""
@@ -384,7 +384,7 @@ def urgency(*, last_message_at: datetime | None, now: datetime, is_new: bool) ->
 
 
 def project_of(workspace: str) -> str:
-    """Return the default project name, which is the name of the workspace's folder."""
+    """Return the default name of a project, which is the name of its workspace folder."""
     return workspace.rstrip("/").rpartition("/")[2]
 
 

@@ -99,7 +99,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def with_announcements(reason: str, facts: Facts) -> str:
-    """Add changes that were only requested after the fact to the reason for a success.
+    """Add the changes that a person only requested afterwards to the reason for a success.
 
     A proven success stays a plain success, but `tightloop verify --strict` rejects its proof.
     """

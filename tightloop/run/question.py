@@ -28,7 +28,7 @@ TELL_THE_PLANNER = "To send the planner a message, use respond"
 
 
 class QuestionKind(StrEnum):
-    """Reason why a workflow is waiting for a person."""
+    """The reason why a workflow is waiting for a person."""
 
     OPERATOR = "operator"
     """A person requested a pause."""
@@ -133,7 +133,7 @@ class Answer(Value):
 
 
 class Question(Value):
-    """Decision or report that a run is waiting for."""
+    """A decision or a report that a run is waiting for."""
 
     id: str
     """ID, such as `q3`. It is unique within the workflow and never reused."""
@@ -196,7 +196,7 @@ class Question(Value):
 
     @property
     def required_role(self) -> Role:
-        """Role that is required to answer. The requester of work cannot approve it."""
+        """The role that is required to answer. The person who requested work cannot approve it."""
         is_approval = self.role or self.kind in (QuestionKind.GATE, QuestionKind.POLICY)
         return Role.APPROVER if is_approval else Role.OPERATOR
 
@@ -264,7 +264,7 @@ Answers = tuple[tuple[Question, Answer], ...]
 
 
 class Questions(Value):
-    """Open questions of a run, oldest first. IDs are never reused, not even in a later run."""
+    """The open questions of a run, oldest first. IDs are never reused, not even in a later run."""
 
     waiting: tuple[Question, ...] = ()
     asked: int = 0
@@ -344,8 +344,8 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
         otherwise: advice to add to the error if no question is open.
 
     Raises:
-        InvalidRequestError: the command does not match an open question, its option does not exist, or
-            this person's answer cannot count. The message shows a valid answer.
+        InvalidRequestError: the command does not match an open question, the option does not exist, or
+            the answer conflicts with earlier answers. The message shows a valid answer.
     """
     option_name = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
@@ -370,7 +370,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
 
 
 def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
-    """Raise an error if an answer is invalid or cannot count."""
+    """Raise an error if an answer is invalid or conflicts with the earlier answers to its question."""
     option = next((option for option in question.options if option.name == answer.option), None)
     if option is None:
         raise InvalidRequestError(
@@ -428,7 +428,7 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
 def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:
     """Find questions by ID, step or window.
 
-    Without a name, find the questions that have the option.
+    If `name` is empty, find the questions that have the option.
 
     Raises:
         InvalidRequestError: no question matches, or the matching questions do not share a window.
@@ -472,7 +472,7 @@ CHILD_WAITS = "child_waits"
 
 
 class ChildWait(Value):
-    """Open question of a direct or indirect child workflow."""
+    """An open question of a direct or indirect child workflow."""
 
     workflow_id: str
     """Workflow that receives the answer."""
@@ -498,7 +498,7 @@ class ChildWait(Value):
 
 
 class ChildNote(Value):
-    """Open questions of a child workflow, sent to its parent plan."""
+    """The open questions of a child workflow, sent to its parent plan."""
 
     workflow_id: str
     """Workflow that the step started."""
@@ -507,7 +507,7 @@ class ChildNote(Value):
 
 
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
-    """Convert a workflow's questions to the form sent to its parent plan. The size is limited."""
+    """Convert a workflow's questions to the form that its parent plan receives. The size is limited."""
     return tuple(_shorten_wait(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
         :WAITS_LIMIT
     ]

@@ -122,10 +122,10 @@ class RequestedChanges(NamedTuple):
         return len(words) > 1 and all(self.wants(word) for word in words)
 
     def wants_more_of(self, old: str, new: str) -> bool:
-        """Return whether a change drops a number that the request wants more than the new numbers.
+        """Return whether a change replaces the requested result with another number.
 
-        The number that the request mentions last is the result, as in "10, 11, 13 -> 11.33". A text without
-        this number does not follow from the request, even if the request mentions all of its values.
+        The number that the request mentions last is the requested result, as in "10, 11, 13 -> 11.33". A text
+        without this number does not follow from the request, even if the request mentions all of its values.
         """
         before, now = {*_NUMBER.findall(old)}, {*_NUMBER.findall(new)}
         last = max(map(self._last_place, now - before), default=-1)
@@ -149,8 +149,8 @@ def find_requested_changes(goal: str) -> RequestedChanges:
     """Return the changes to tests and configuration that a goal asks for.
 
     A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py", "skip
-    test_clock" or "update the snapshots". A sentence that names files or tests covers only those. General
-    permission, such as "update tests as needed", covers nothing.
+    test_clock" or "update the snapshots". A sentence that names files or tests covers only those files or
+    tests. A general permission, such as "update tests as needed", covers nothing.
     """
     general, before = set[str](), list[str]()
     files, added, described, tests = list[str](), list[str](), list[str](), list[str]()

@@ -17,7 +17,7 @@ PATHS_NAMED = 3
 
 
 class FileVersion(Value):
-    """Content of a changed file before and after the change."""
+    """The content of a changed file before and after the change."""
 
     path: str
     before: str = ""
@@ -27,7 +27,7 @@ class FileVersion(Value):
 
 
 class ShownChange(Value):
-    """Change that a question is about."""
+    """The change that a question shows to the user."""
 
     files: tuple[FileVersion, ...] = ()
     """Changed files that the question concerns, at most `FILES_LIMIT`."""
@@ -40,12 +40,12 @@ class ShownChange(Value):
 
     @property
     def text(self) -> tuple[str, ...]:
-        """Diff lines to show. If the diff is longer, the last line names the command that shows all of it."""
+        """The diff lines to show. If the diff was cut, the last line names the command that shows all of it."""
         return diff_text(self)
 
 
 class Approval(Value):
-    """A person's answer about a change. It only applies to exactly this content of the files."""
+    """A person's answer about a change. It only applies to files with exactly this content."""
 
     files: tuple[FileVersion, ...]
     by: str
@@ -66,8 +66,8 @@ class Approval(Value):
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:
     """Return the approval that covers a change to a file, or None.
 
-    Approvals of successive steps can be combined. The weakest approval is then returned: the change only
-    counts as requested if every step was requested.
+    The approvals of successive steps can be combined. In this case, the weakest approval is returned,
+    because the change only counts as requested if every step was requested.
     """
     reached: dict[str, Approval | None] = {change.before: None}
     for approval in approvals:

@@ -19,7 +19,7 @@ DRIFTS_KEPT = 5
 
 
 class DriftCause(StrEnum):
-    """Cause of file changes that are not part of the work."""
+    """The cause of file changes that are not part of the work."""
 
     OUTSIDE = "outside"
     """The files were changed from outside while the run was not paused."""
@@ -65,21 +65,21 @@ class Drift(Value):
 
     @property
     def sentence(self) -> str:
-        """Action taken in response to the drift."""
+        """A sentence about how the drift was handled."""
         return drift_text(self)
 
     @property
     def report(self) -> tuple[str, ...]:
-        """Action taken in response to the drift, and the command that restores undone changes."""
+        """Lines about how the drift was handled, and the command that restores undone changes."""
         return (self.sentence, *((f"  to restore the changes: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
     """Add a drift and return the drifts to show.
 
-    Caches are skipped, and only the last drifts of each cause are kept. If drifts occur repeatedly during
-    checks, only the last drift is kept, because its command restores the latest files. Identical drifts
-    of a step have the same command, so only the last of them is kept.
+    Changes to caches are skipped, and only the last drifts of each cause are kept. If files change
+    repeatedly during checks, only the last drift is kept, because its command restores the latest files.
+    Identical drifts of a step have the same command, so only the last of them is kept.
     """
     if not drift.count:
         return drifts
@@ -93,7 +93,7 @@ def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
 def is_news(drifts: tuple[Drift, ...], drift: Drift) -> bool:
     """Return whether to report a drift in the timeline.
 
-    Caches are never reported. Repeated drifts are reported only once.
+    Changes to caches are never reported. A repeated drift is reported only once.
     """
     return bool(drift.count) and not any(_is_repeated(other, drift) for other in drifts)
 
@@ -135,7 +135,7 @@ class DriftError(TightloopError):
 
 
 class PromptPrivacy(StrEnum):
-    """Content allowed in prompts, from the least to the most restrictive level."""
+    """The content allowed in prompts, from the least to the most restrictive level."""
 
     FULL = "full"
     """Prompts may contain everything in the briefing."""

@@ -13,7 +13,7 @@ from tightloop.value.scrub import scrub
 
 
 class Verdict(StrEnum):
-    """Verdict on an action, from lenient to strict."""
+    """A verdict on an action, from lenient to strict."""
 
     ALLOW = "allow"
     ASK = "ask"
@@ -27,7 +27,7 @@ _STRICTNESS = tuple(Verdict)
 
 @dataclass(frozen=True)
 class Ruling:
-    """Verdict and the rule behind it."""
+    """A verdict and the rule that led to it."""
 
     verdict: Verdict = Verdict.ALLOW
     rule: str = ""
@@ -70,7 +70,7 @@ class Violation(NamedTuple):
 
 
 class Finding(Value):
-    """Violation with its location and evidence.
+    """A violation with its location and evidence.
 
     The size is limited. Secrets and personal data are removed.
     """
@@ -201,7 +201,7 @@ def planners_own(rationale: str) -> Finding:
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
     """Return the findings for an iteration that used too much time.
 
-    A person is asked only once per episode, regardless of the amount.
+    A person is asked only once per episode, regardless of how much time was used.
     """
     parts = (
         ("cpu_time", "processor time", None if cpu_s is None else cpu_s / 60, rubric.cpu_minutes),

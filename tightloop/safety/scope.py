@@ -187,9 +187,9 @@ def files_in(text: str) -> tuple[str, ...]:
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
     """Return the changed files that no pattern covers.
 
-    The result is empty if there are no patterns or too many of them. A folder covers everything below it,
-    and `**` covers any folders. A pattern without a slash matches files with that name in any folder. A
-    manifest also covers its lock file. The running time is linear in the lengths for any pattern.
+    The result is empty if there are no patterns or too many patterns. A folder covers everything below
+    it, and `**` matches any folders. A pattern without a slash matches files with that name in any
+    folder. A manifest also covers its lock file. The running time is always linear in the lengths.
     """
     globs = {_anchor_pattern(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
     # Whole paths and bare names only need a lookup.
@@ -294,9 +294,9 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 def is_private(address: str) -> bool:
     """Return whether an IP address may lead to this host or to a private network.
 
-    Host names are never private. An IPv6 address that represents an IPv4 address (mapped, compatible,
-    translated, NAT64, 6to4, ISATAP) is public only if the IPv4 address is public. NAT64 addresses with a
-    prefix of the local network cannot be recognised.
+    A host name is never private. An IPv6 address that represents an IPv4 address (mapped, compatible,
+    translated, NAT64, 6to4, ISATAP) is public only if the IPv4 address is public. NAT64 addresses that
+    use a prefix of the local network cannot be recognised.
     """
     try:
         # A zone, as in `fe80::1%eth0`, only selects the interface.

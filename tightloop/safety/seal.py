@@ -25,7 +25,7 @@ _RESEND_HINT = "Send it again with tightloop, or through the codec endpoint that
 
 
 class SealKind(StrEnum):
-    """Issuer and purpose of a seal."""
+    """The issuer and purpose of a seal."""
 
     START = "start"
     """Issued by a client to start a workflow. It is also used for the workflow's memo and summary."""
@@ -71,7 +71,7 @@ def read_seal(text: str) -> Seal | None:
 
 @dataclass(frozen=True)
 class SealedMessage:
-    """Argument of a signal or an update, with its seal."""
+    """The argument of a signal or an update, with its seal."""
 
     content: Any
     seal: Seal
@@ -79,15 +79,15 @@ class SealedMessage:
 
 @dataclass(frozen=True)
 class RefusedPayload:
-    """Placeholder for a result that is not authentic."""
+    """A placeholder for a result that is not authentic."""
 
     reason: str
 
 
 class MessageLog(Value):
-    """Log of the messages that a workflow has accepted.
+    """A log of the messages that a workflow has accepted.
 
-    The log is used to detect replayed messages. Subsequent runs inherit the log.
+    The log is used to detect replayed messages. Later runs inherit the log.
     """
 
     since: int = 0
@@ -127,7 +127,7 @@ class MessageLog(Value):
 
 
 def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool) -> None:
-    """Raise an error if a start has expired or if its seal has another purpose.
+    """Raise an error if a start has expired or if its seal was made for another purpose.
 
     Args:
         seal: the seal of the start's payload.
@@ -172,7 +172,7 @@ def check_id(text: str) -> None:
     """Raise an error if the ID of an episode or a plan is invalid.
 
     Raises:
-        InvalidRequestError: the ID could be a path, or git would misinterpret it.
+        InvalidRequestError: the ID looks like a path, or git would misinterpret it.
     """
     if not is_id(text):
         raise InvalidRequestError(
@@ -182,7 +182,7 @@ def check_id(text: str) -> None:
 
 
 class Role(StrEnum):
-    """Role of a person. Each role includes the permissions of the roles before it."""
+    """The role of a person. Each role includes the permissions of the roles before it."""
 
     VIEWER = "viewer"
     """May read everything."""

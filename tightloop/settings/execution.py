@@ -50,10 +50,10 @@ class AgentSettings(Section):
 
 
 class AgentSSettings(Section):
-    """Simular's Agent S, which finds the chat box in a screenshot of the window.
+    """Settings for Simular's Agent S, which finds the chat box in a screenshot of the window.
 
-    Agent S is used if `chat_key` does not focus the chat box. It only returns the position to click. The
-    focus is verified afterwards, as usual.
+    Agent S is used if `chat_key` does not focus the chat box. It only returns the position to click.
+    Afterwards, the focus is verified as usual.
     """
 
     python: str = ""
@@ -81,7 +81,7 @@ class AgentSSettings(Section):
 
 
 class WindowSettings(Section):
-    """Editor window that the `cursor-gui` executor may control, on the hosts that use these settings."""
+    """The editor window that the `cursor-gui` executor may control, on the hosts that use these settings."""
 
     driver: Literal["auto", "mac", "applescript", "x11"] = "auto"
     """Window driver. On macOS, `auto` selects `mac` if its libraries are installed, otherwise `applescript`. On Linux,
@@ -159,7 +159,7 @@ class ExecutorSettings(Section):
 
 
 class WorkspaceSettings(Section):
-    """Working tree of an episode or a plan."""
+    """The working tree of an episode or a plan."""
 
     drift: Literal["ask", "undo"] = "ask"
     """Handling of file changes that others make while the run is not paused. `ask` stops the run and asks a person.
@@ -197,7 +197,7 @@ class WorkspaceSettings(Section):
 
 
 class SandboxSettings(Section):
-    """Sandbox for commands in plans and definitions of done."""
+    """The sandbox for commands in plans and definitions of done."""
 
     backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
     """Sandbox backend. `auto` selects `docker` if `image` is set, otherwise `bubblewrap` on Linux or `sandbox-exec` on
@@ -314,7 +314,7 @@ class CoderSettings(Section):
 
 
 class PlannerSettings(Section):
-    """Episode planner and its model service."""
+    """The episode planner and its model service."""
 
     kind: Literal["auto", "openai", "heuristic"] = "auto"
     """Planner to use. `auto` selects `openai` if an API key is set, otherwise `heuristic`, which does not need a key.
@@ -437,7 +437,7 @@ class GateSettings(Section):
 
 
 class BudgetSettings(Section):
-    """Default budget of an episode. Null means unlimited."""
+    """The default budget of an episode. Null means unlimited."""
 
     max_iterations: Count | None = 15
     """Maximum number of iterations. Each iteration plans, works and checks once."""
@@ -555,5 +555,5 @@ class AlignmentSettings(Rubric, Section):
 
     @property
     def rubric(self) -> Rubric:
-        """Limits without the other fields of this section."""
+        """The limits of this section as a rubric, without the other fields."""
         return Rubric(**{name: getattr(self, name) for name in Rubric.model_fields})

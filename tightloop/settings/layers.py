@@ -253,7 +253,7 @@ _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
 class Settings(Document):
-    """Effective settings, merged from files and environment variables."""
+    """The effective settings, merged from files and environment variables."""
 
     temporal: TemporalSettings = Field(default_factory=TemporalSettings)
     queues: QueueSettings = Field(default_factory=QueueSettings)
@@ -334,7 +334,7 @@ class Settings(Document):
 
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
-    """Parse a YAML document, then the environment variables.
+    """Parse a YAML document, and apply the environment variables on top.
 
     Raises:
         SettingsError: a setting is unknown or invalid. The error contains one sentence for each setting.
@@ -343,9 +343,9 @@ def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
 
 
 def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
-    """Parse several YAML documents, then the environment variables.
+    """Parse several YAML documents, and apply the environment variables on top.
 
-    Each document is a pair of name and text. Later layers take precedence.
+    Each document is a pair of a name and a text. Later layers take precedence.
 
     Raises:
         SettingsError: a setting is unknown or invalid. The error contains one sentence for each setting,

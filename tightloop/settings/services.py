@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(Document):
-    """Group of settings. Infinity and NaN are rejected."""
+    """A group of settings. Infinity and NaN are rejected."""
 
     # YAML has `.inf` and `.nan`, which could never be reached as bounds.
     model_config = ConfigDict(allow_inf_nan=False)
@@ -138,7 +138,7 @@ class TemporalSettings(Section):
 
 
 class QueueSettings(Section):
-    """Task queues by capability. An empty field stands for the episode's own task queue."""
+    """Task queues by capability. If a field is empty, the episode's own task queue is used."""
 
     workspace: str = ""
     """Queue for git, checks and artifacts, on the host that has the working tree."""
@@ -313,7 +313,7 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 
 
 class AlertChannel(Section):
-    """Channel to which alerts are sent."""
+    """A channel to which alerts are sent."""
 
     type: Literal["webhook", "desktop", "log"]
     """Type of channel: a signed HTTP request, a notification on the worker's desktop, or a line in the worker's log."""
@@ -374,7 +374,7 @@ class ProjectPrivacy(Section):
 
 
 class PrivacySettings(Section):
-    """Content that Temporal and model services may see.
+    """Settings for the content that Temporal and model services may see.
 
     See docs/trust/privacy.md.
     """
@@ -415,7 +415,7 @@ class PrivacySettings(Section):
 
 
 class RemoteSettings(Section):
-    """S3-compatible bucket for copies of checkpoints.
+    """An S3-compatible bucket for copies of checkpoints.
 
     If a host is lost, another host can continue from the copies. All workers must use the same settings.
     See docs/operate/host-loss.md.

@@ -24,7 +24,7 @@ The report is bounded to about 40 kB. It typically has 1 to 3 kB for the tests o
 
 
 class AcceptedTest(Value):
-    """Test with proof that it can fail."""
+    """A test with proof that it can fail."""
 
     test: str
     """Node id without parameters, such as `tests/test_a.py::test_b`."""
@@ -42,14 +42,14 @@ class AcceptedTest(Value):
 
     @property
     def proof(self) -> str:
-        """Evidence that the test can fail."""
+        """The evidence that the test can fail."""
         parts = ["fails on the tree before the change"] if self.fails_before else []
         parts += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
         return " and ".join(parts)
 
 
 class RefusedTest(Value):
-    """Test that does not count, and the reason."""
+    """A test that does not count, with the reason."""
 
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
@@ -58,7 +58,10 @@ class RefusedTest(Value):
 
 
 class ChangedCoverage(Value):
-    """Coverage of changed executable lines by the accepted tests. Imports already cover `def` lines."""
+    """The coverage of changed executable lines by the accepted tests.
+
+    A `def` line is already covered when its module is imported.
+    """
 
     covered: int = 0
     total: int = 0
@@ -67,7 +70,7 @@ class ChangedCoverage(Value):
 
 
 class GateReport(Value):
-    """Result of the test gate for a change."""
+    """The result of the test gate for a change."""
 
     accepted: tuple[AcceptedTest, ...] = ()
     refused: tuple[RefusedTest, ...] = ()
@@ -83,7 +86,7 @@ class GateReport(Value):
 
 
 class Outcome(StrEnum):
-    """Outcome of a single run of a test."""
+    """The outcome of a single run of a test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -95,7 +98,7 @@ class Outcome(StrEnum):
 
 
 class Run(Value):
-    """Result of running a test once, alone in a process."""
+    """The result of running a test once, alone in a process."""
 
     id: str
     outcome: Outcome
@@ -123,7 +126,7 @@ class Run(Value):
 
 
 class Item(Value):
-    """Collected test, or one of its cases."""
+    """A collected test, or one of its cases."""
 
     id: str
     function: str
@@ -146,7 +149,7 @@ class Collection(Value):
 
 
 class Session(Value):
-    """Results of the test runner for one tree."""
+    """The results of the test runner for one tree."""
 
     missing: str = ""
     """The Python interpreter that does not have pytest, and the reason."""
@@ -177,9 +180,9 @@ class Session(Value):
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
     """Return whether a failure proves that the test can detect a difference.
 
-    The failure only counts if the test itself makes the failing assertion. It does not count if the code
-    under test makes the assertion or raises an unexpected exception, even inside one of the test's
-    exception handlers. It does not count either if the project's hooks change the results.
+    The failure only counts if an assertion in the test itself fails. It does not count if an assertion in
+    the code under test fails or if this code raises an unexpected exception, even inside one of the
+    test's exception handlers. It also does not count if the project's hooks change the results.
 
     `expecting` contains the lines on which the test expects an exception. If the passing run raised an
     exception on such a line, a different exception there counts as a failure of the test.
@@ -202,7 +205,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class ChangedLines(NamedTuple):
-    """Lines of one file that a change affects."""
+    """The lines of one file that a change affects."""
 
     lines: frozenset[int]
     """Added or changed lines of the new text, starting at 1."""

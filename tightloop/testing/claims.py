@@ -23,7 +23,7 @@ _EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqu
 
 
 class Claim(StrEnum):
-    """Strength of an assertion.
+    """The strength of an assertion.
 
     If all assertions of a test are weak, the first value in this order is reported as the reason.
     """
@@ -163,7 +163,7 @@ def weakest(claims: set[Claim]) -> Claim:
 def _find_assignments(test: FunctionNode) -> dict[str, ast.expr]:
     """Return the values of names that are assigned once.
 
-    A name is omitted if a later side effect could be the subject of the test.
+    A name is omitted if the test may check a later side effect on its value.
     """
     nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
     last_call_line = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)

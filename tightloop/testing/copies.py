@@ -31,7 +31,7 @@ _UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
 
 
 class Pattern(NamedTuple):
-    """Code of a function without its names and constants."""
+    """The code of a function without its names and constants."""
 
     name: str
     body: tuple[str, ...]
@@ -62,7 +62,7 @@ def find_copied_function(
 ) -> str:
     """Return the name of a function whose code the test or its helpers repeat, or "".
 
-    `names` are the functions that the test calls in order to test them. Such calls do not count.
+    `names` are the functions under test. Calls to these functions do not count.
     """
     parts = [list(_body(part)) for part in (test, *helpers)]
     operations = _operations((test, *helpers), names)

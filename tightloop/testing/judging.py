@@ -35,7 +35,7 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Static findings and runs of the tests in a change."""
+    """The static findings and the runs of the tests in a change."""
 
     after: Session
     before: Session | None = None
@@ -83,7 +83,7 @@ def judge(evidence: Evidence) -> GateReport:
 
 
 class _Test:
-    """Test with all of its parameterised cases."""
+    """A test with all of its parameterised cases."""
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
@@ -136,7 +136,7 @@ class _Test:
         return ""
 
     def _before(self) -> list[Run]:
-        """Return the failures before the change that prove that the test can fail."""
+        """Return the test's failures from before the change."""
         evidence = self._evidence
         if evidence.before is None or self._reading.names_only:
             return []
@@ -215,7 +215,7 @@ def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: 
 
     Return "" if a test fails in its own assertion. `session` contains the runs on the tree before any
     work. On this tree, each test must either pass or fail. A test that breaks, for example because of a
-    wrong import, would never pass.
+    wrong import, would still break after the work.
     """
     if refused := _list_uncollected_files(Evidence(after=session, tests=(path,)), session.collected or Collection()):
         return refused[0].reason

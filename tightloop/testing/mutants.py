@@ -50,7 +50,7 @@ _MESSAGES = frozenset({"debug", "info", "warning", "error", "exception", "critic
 
 
 class Weight(IntEnum):
-    """Priority of a mutant, used if there is not enough time to run all mutants."""
+    """The priority of a mutant, used if there is not enough time to run all mutants."""
 
     LOGIC = 0
     VALUE = 1
@@ -59,7 +59,7 @@ class Weight(IntEnum):
 
 
 class Replacement(NamedTuple):
-    """Code that replaces a node in a mutant."""
+    """The code that replaces a node in a mutant."""
 
     node: ast.AST
     code: str
@@ -150,7 +150,7 @@ def _calls(node: ast.Call) -> Iterator[Replacement]:
 def _is_new(receiver: ast.expr) -> bool:
     """Return whether a receiver may be an object that is only equal to itself.
 
-    Even `f(1) == f(1)` would then detect the mutant.
+    In that case, even the assertion `f(1) == f(1)` would detect the mutant.
     """
     return isinstance(receiver, ast.Call) or (
         isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", "super"}
@@ -197,7 +197,7 @@ SHOWN_CHARACTERS = 60
 
 
 class Mutant(NamedTuple):
-    """Single edit of a file that does not change any line numbers."""
+    """A single edit of a file that does not change any line numbers."""
 
     path: str
     line: int
@@ -218,7 +218,7 @@ class Mutant(NamedTuple):
 
 
 class _StatementContext(NamedTuple):
-    """Lines and weight of the statement that contains a node."""
+    """The lines and the weight of the statement that contains a node."""
 
     lines: tuple[int, ...] = ()
     weight: Weight = Weight.LOGIC

@@ -66,7 +66,7 @@ _shared: Callable[[frozenset[str]], set[str]] = cache(set)
 
 
 class Value(_Frozen):
-    """Frozen value that is sent through Temporal.
+    """A frozen value that is sent through Temporal.
 
     Unknown fields are ignored, and new fields need a default. The reason is that new code replays old
     histories, and old workers may receive new histories.
@@ -76,7 +76,7 @@ class Value(_Frozen):
 
 
 class Sparse(Value):
-    """Value that is sent in large numbers. Fields with default values are omitted from its JSON."""
+    """A value that is sent in large numbers. Fields with default values are omitted from its JSON."""
 
     @model_serializer(mode="wrap", when_used="json")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 @cache
 def build_models() -> None:
-    """Build the validators of all imported values, so that workflow tasks do not have to wait for this."""
+    """Build the validators of all imported values in advance, so that workflow tasks do not have to wait."""
     left: list[type[BaseModel]] = [_Frozen]
     while left:
         model = left.pop()
@@ -102,7 +102,7 @@ def build_models() -> None:
 
 
 class Document(_Frozen):
-    """Frozen value written by a person, such as settings or CLI input. Unknown fields are rejected."""
+    """A frozen value written by a person, such as settings or CLI input. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -148,9 +148,9 @@ def is_path_named(pattern: str, path: str) -> bool:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the start of `text`, at most `limit` characters. A mark shows the cut.
+    """Return the start of `text`, at most `limit` characters. A mark shows where the text was cut.
 
-    A secret is never cut in two, because half of it would not be recognised.
+    A secret is never cut in two, because half of a secret would not be recognised.
     """
     if len(text) <= limit:
         return text
@@ -159,9 +159,9 @@ def shorten(text: str, limit: int) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the end of `text`, at most `limit` characters. A mark shows the cut.
+    """Return the end of `text`, at most `limit` characters. A mark shows where the text was cut.
 
-    Tools usually print the cause last. A secret is never cut in two.
+    The end is kept because tools usually print the cause last. A secret is never cut in two.
     """
     if len(text) <= limit:
         return text
@@ -172,7 +172,7 @@ def clip(text: str, limit: int) -> str:
 def last_lines(text: str, limit: int) -> str:
     """Return the last complete lines of `text`, at most `limit` characters.
 
-    A line is only cut if the line alone exceeds the limit.
+    A line is only cut if it exceeds the limit on its own.
     """
     if len(text) <= limit:
         return text
@@ -223,7 +223,7 @@ FIND_PACKED = "SELECT content FROM artifact WHERE sha256 = ?"
 
 
 class ArtifactRef(Sparse):
-    """Reference to stored bytes. Temporal only receives the reference."""
+    """A reference to stored bytes. Temporal only receives the reference."""
 
     sha256: str
     """Digest of the bytes, 64 hexadecimal digits. It is also the key in the store."""
@@ -277,9 +277,9 @@ Duration = Annotated[timedelta, BeforeValidator(_in_seconds)]
 
 
 class CallerInput(Value):
-    """Value created by callers. In Python, a misspelled or wrong argument raises `InvalidRequestError`.
+    """A value created by callers. In Python, a misspelled or wrong argument raises `InvalidRequestError`.
 
-    Data received through Temporal is read like any other `Value`.
+    Data received through Temporal is parsed like any other `Value`.
     """
 
     # Type checkers still see the fields as arguments.

@@ -26,7 +26,7 @@ _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
 class AtLeast(NamedTuple):
-    """Minimum value of an argument, for use in annotations: `Annotated[int, AtLeast(1)]`."""
+    """The minimum value of an argument, for use in annotations: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
@@ -38,7 +38,7 @@ class Hint(NamedTuple):
 
 
 def checks_arguments(owner: type[T]) -> type[T]:
-    """Class decorator that checks the arguments of public methods against their annotations.
+    """Check the arguments of a class's public methods against their annotations. Used as a decorator.
 
     A wrong argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator
     is created, not when its first value is requested.

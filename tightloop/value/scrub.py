@@ -35,7 +35,7 @@ _Accepts = Callable[[re.Match[str]], bool]
 
 
 class Rule(NamedTuple):
-    """Detection rule for one kind of secret or personal data."""
+    """A detection rule for one kind of secret or personal data."""
 
     name: str
     """Replacement text without brackets, such as `secret:openai-key`."""
@@ -171,7 +171,7 @@ _rules = cache(_Rules)
 
 
 class SecretMatch(NamedTuple):
-    """Match of a rule in a text, with its span and the rule's name."""
+    """A match of a rule in a text, with its span and the rule's name."""
 
     start: int
     end: int

@@ -50,7 +50,7 @@ Key = tuple[str, str, str]
 
 
 class Attempt:
-    """One attempt of an activity. Must be created in the task that runs the attempt."""
+    """An attempt of an activity. Must be created in the asyncio task that runs the attempt."""
 
     def __init__(self) -> None:
         self.info = activity.info()
@@ -73,8 +73,8 @@ class Attempt:
     def is_lost(self) -> bool:
         """True if the attempt was cancelled only because of a missed heartbeat.
 
-        Temporal reports the missed heartbeat. While Temporal is unreachable, the SDK times out the attempt
-        itself.
+        Usually Temporal reports the missed heartbeat. If Temporal is unreachable, the SDK itself times out the
+        attempt.
         """
         # Compared as a whole: any further flag, such as a requested cancellation, means that the work must stop.
         return self.cancellation in (
@@ -93,7 +93,7 @@ class Attempt:
 
 
 class Work:
-    """Running work of an activity, shared by the activity's attempts."""
+    """The work of a running activity. Later attempts of the activity join it."""
 
     details: Sequence[Any] = ()
     """Details of the work's last heartbeat."""
@@ -130,8 +130,8 @@ class WorkRegistry:
     def __init__(self, client: Client | None) -> None:
         """Store the client.
 
-        The client is used to check if a workflow still waits for work that has no attempt. If `client` is
-        None, such work is stopped.
+        It is used to check if a workflow is still waiting for work whose attempt was lost. If `client` is None,
+        such work is stopped.
         """
         self._client = client
         self._running: dict[Key, Work] = {}
@@ -205,7 +205,7 @@ class WorkRegistry:
             self._results.popitem(last=False)
 
     async def _watch(self, work: Work) -> None:
-        """Stop work that has lost its attempt when the workflow no longer waits for the result."""
+        """Stop work whose attempt was lost if the workflow is no longer waiting for the result."""
         lost = work.attempt
         while work.attempt is lost and not work.task.done():
             if work.is_late or lost.is_shut_down or not await self._is_wanted(lost):
@@ -215,7 +215,7 @@ class WorkRegistry:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _is_wanted(self, attempt: Attempt) -> bool:
-        """Return whether the workflow still waits for the activity. Return True while Temporal is unreachable."""
+        """Return whether the workflow is still waiting for the activity. Return True if Temporal is unreachable."""
         if self._client is None:
             return False
         execution = WorkflowExecution(workflow_id=attempt.info.workflow_id or "", run_id=attempt.key[1])
@@ -263,8 +263,8 @@ class ActivityInterceptor(Interceptor):
     ) -> None:
         """Store the host's scope, the client and the presence.
 
-        Without `home`, all requests are accepted. Without `client`, attempts do not join the work of earlier
-        attempts.
+        If `home` is missing, all requests are accepted. If `client` is missing, attempts do not join the work of
+        earlier attempts.
         """
         self.home, self.client, self.presence, self.works = home, client, presence, WorkRegistry(client)
 
@@ -273,7 +273,7 @@ class ActivityInterceptor(Interceptor):
 
 
 class _Outbound(ActivityOutboundInterceptor):
-    """Outbound interceptor that remembers the details of an activity's last heartbeat."""
+    """An outbound interceptor that remembers the details of an activity's last heartbeat."""
 
     work: Work | None = None
 
@@ -351,9 +351,9 @@ class _Inbound(ActivityInboundInterceptor):
 
 
 async def leave_sticky_queue(client: Client) -> None:
-    """Let any worker take the next task of this activity's workflow.
+    """Allow any worker to take the next task of this activity's workflow.
 
-    The previous attempt may have died with the worker that caches the workflow. Without this call, that
+    The worker that caches the workflow may have died with the previous attempt. Without this call, that
     worker's sticky queue would have to time out first. If the worker is still alive, it only loses its
     cache.
     """

@@ -56,7 +56,7 @@ class Notes(NamedTuple):
 
 
 class Presence:
-    """Keeps notes about this process and detects dead processes."""
+    """Keeps notes about the work of this process, and detects worker processes that have died."""
 
     def __init__(self, folder: Path, client: Client, tenure: str = "", key: str = "") -> None:
         """Choose the process's identity.
@@ -173,7 +173,7 @@ class Presence:
         return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
 
     async def _release_activities(self, path: Path) -> None:
-        """Fail the activities of a dead process, so that they are retried."""
+        """Fail the activities of a dead process so that Temporal retries them."""
         file = await asyncio.to_thread(_lock_dead_notes, path)
         if file is None:
             return
@@ -192,7 +192,7 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
-            """Fail the activities that the dead process ran for one workflow. Return the number of activities."""
+            """Fail the activities that the dead process was running for a workflow, and return their number."""
             async with slots:
                 service, namespace = self._client.workflow_service, self._client.namespace
                 execution = WorkflowExecution(workflow_id=workflow_id)

@@ -48,7 +48,7 @@ M = TypeVar("M", bound=Message)
 
 
 class _Instance(_WorkflowInstanceImpl):
-    """Workflow instance that copies the parts of the activation message that it needs.
+    """A workflow instance that copies the parts of the activation message that it needs.
 
     A reference to part of a protobuf message keeps the whole message in memory, including its decoded
     payloads. This would take 19 kB per workflow.
@@ -178,7 +178,7 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
 
 
 async def warn_of_missing(client: Client, settings: Settings, *, without: str = "") -> None:
-    """Log a warning for each missing kind of worker that episodes need."""
+    """Log a warning for each kind of worker that episodes need but that is not running."""
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
             logger.warning("episodes will have to wait: %s", sentence)

@@ -46,7 +46,7 @@ ENDED_MOST = 20
 
 
 class Tenure(Value):
-    """Uninterrupted lease on a host's name. All processes of a state home share the lease."""
+    """An uninterrupted lease on a host's name. All processes of a state home share the lease."""
 
     id: str
     """Start time and a random part. The id of an earlier tenure sorts first."""
@@ -59,7 +59,7 @@ class Tenure(Value):
 
 @dataclass(frozen=True)
 class TenureShare:
-    """This process's share in a tenure."""
+    """The share of this process in a tenure."""
 
     tenure: Tenure
     identity: HostIdentity
@@ -132,8 +132,8 @@ class TenureShare:
         """Check periodically that no other tenure uses this host's names.
 
         Raises:
-            SettingsError: another tenure started at the same time and was first. It may also have taken over
-                while this process could not reach Temporal, e.g. while the machine was asleep.
+            SettingsError: another tenure started at the same time and was first, or took over while this process
+                could not reach Temporal, e.g. while the machine was asleep.
         """
         calls, first_pollers = Calls(client), dict[str, Poller]()
         # Not the monotonic clock, which stops while the machine sleeps.
@@ -292,7 +292,7 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return the time after which a silent worker counts as dead."""
+    """Return the time without a heartbeat or poll after which a worker is considered dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
@@ -306,7 +306,7 @@ HOST_CHECKS, HOST_CHECK_SECONDS = 10, 0.5
 
 @dataclass(frozen=True)
 class HostScope:
-    """Host of a worker. Decides which requests the worker accepts from shared task queues."""
+    """The host of a worker. Decides which requests from shared task queues the worker accepts."""
 
     queues: tuple[str, ...]
     """This host's task queues, starting with its own. See `tightloop.host.identity`."""
@@ -366,9 +366,9 @@ class HostScope:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
-        """Add this host's queue to an activity's result if the activity opened a workspace.
+        """If an activity opened a workspace, add this host's task queue to the result.
 
-        The queue is the workspace's home.
+        The task queue becomes the home of the workspace.
         """
         if isinstance(result, OpenResult):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)

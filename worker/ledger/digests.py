@@ -76,7 +76,7 @@ async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Last days for which digests were sent, stored in a file."""
+    """The last day for which each digest was sent, by project and channel. Stored in a file."""
 
     path: Path
     last_days: Sent

@@ -68,7 +68,7 @@ STEPS = ("pass_milestone", *(method.__name__ for method in STEP_ACTIVITIES.value
 
 
 class EntryMaker(NamedTuple):
-    """An activity's request and result types, and the function that creates its ledger entries."""
+    """The request and result types of an activity, and the function that creates its ledger entries."""
 
     request: type[Any]
     result: type[Any]
@@ -165,7 +165,7 @@ WEEK = timedelta(days=7)
 
 
 async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
-    """Record ended workflows in the ledger until cancelled. The first round covers the last week."""
+    """Record finished workflows in the ledger until cancelled. The first round covers the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
         started = datetime.now(UTC)
@@ -180,7 +180,10 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
 
 
 def enter_end(ledger: Ledger, run: Execution) -> None:
-    """Record the end of a run, unless the ledger already has this end or a newer run of the workflow."""
+    """Record the end of a run in the ledger.
+
+    Do nothing if the ledger already contains this end or a newer run of the workflow.
+    """
     if run.refused or run.status == CONTINUED:
         return
     try:
@@ -213,7 +216,7 @@ def _enter_all(ended: tuple[Execution, ...]) -> None:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """Activity call that was read from a history."""
+    """An activity call that was read from a history."""
 
     activity: str
     scope: EpisodeScope

@@ -51,7 +51,7 @@ _REVISION = re.compile(r"revision-\d+")
 
 @dataclass
 class RecoveryCounts:
-    """Number of recovered entries of each kind."""
+    """The number of recovered entries of each kind."""
 
     workflows: int = 0
     checkpoints: int = 0
@@ -72,7 +72,7 @@ class RecoveryCounts:
 
 
 def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> RecoveryCounts:
-    """Recover workflows that are only in the project stores, and add them to the ledger. Idempotent."""
+    """Add workflows that are only in the project stores to the ledger. Idempotent."""
     recovered = RecoveryCounts()
     there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
@@ -177,7 +177,7 @@ class _Project:
         return trees
 
     def _states(self) -> dict[str, list[tuple[ArtifactRef, CheckpointFile]]]:
-        """Return the stored states of all checkpoints, by tree."""
+        """Return the stored checkpoint states, by tree."""
         states: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
         for digest, (_, size) in self._artifacts.all().items():
             content = (self._artifacts.find(digest) or b"") if size <= READ_BYTES else b""

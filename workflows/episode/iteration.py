@@ -61,7 +61,7 @@ TRIAL_TIMEOUT = timedelta(minutes=30)
 
 
 class Proof:
-    """Baseline and proof of an episode.
+    """The baseline and the proof of an episode.
 
     The methods raise `EpisodeOver` when success is proven or accepted.
     """
@@ -72,7 +72,7 @@ class Proof:
     async def begin(self) -> BeginResult:
         """Run the checks for the baseline, and store the initial tree with its untracked files.
 
-        If drafts are enabled, a model first drafts hidden scenarios. This happens only once.
+        If drafts are enabled, a model first drafts hidden scenarios. Drafts are only requested once.
         """
         record = self._record
         drafts, goal = await self._draft(), record.request.goal
@@ -107,7 +107,7 @@ class Proof:
         return baseline
 
     async def _draft(self) -> HiddenScenarios | None:
-        """Have a model draft hidden scenarios. Return None if the episode gets no drafts.
+        """Ask a model to draft hidden scenarios. Return None if the episode does not use drafts.
 
         The drafted scenarios have not been tried yet.
         """
@@ -144,7 +144,7 @@ class Proof:
             pass
 
     async def _prove(self) -> bool:
-        """Prove the current tree once. Return True if scenarios were withdrawn, which requires another proof."""
+        """Prove the current tree once. Return True if scenarios were withdrawn and another proof is needed."""
         record = self._record
         self._points.enter(EpisodePhase.PROVING)
         proved = await self._points.do(
@@ -227,7 +227,7 @@ class Proof:
         return state.checked_tree != state.tree or bool(state.asked_for)
 
     async def _review(self, proved: ProveResult) -> ProveResult:
-        """Have a model review a proven change. Return the proof with the review, if there is a review."""
+        """Ask a model to review a proven change. Return the proof, including the review if there is one."""
         record = self._record
         if record.request.planner == HEURISTIC:
             record.log("review", "the change was not reviewed, because the heuristic planner does not use a model")
@@ -268,13 +268,13 @@ class Proof:
 
 
 class FailingCheck:
-    """Search for a failing check if all checks pass before the first plan."""
+    """Finds a failing check if all checks pass before the first plan."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def find(self) -> None:
-        """Let the planner's model write a failing check, or ask the person at the terminal.
+        """Ask the planner's model to write a failing check, or ask the person at the terminal.
 
         Without a failing check, the checks only guard against regressions.
         """
@@ -342,7 +342,7 @@ class FailingCheck:
 
 
 class Iteration:
-    """Steps of one iteration. Each step runs at a safe point."""
+    """The steps of one iteration. Each step runs at a safe point."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
         self._record, self._points, self._proof = record, points, proof
@@ -351,10 +351,10 @@ class Iteration:
     async def check_unseen_tree(self) -> None:
         """Run the checks if they have not run on the current tree.
 
-        This is the case at the start, after edits and after an amendment.
+        This is needed at the start, after edits and after an amendment.
 
         Raises:
-            EpisodeOver: the checks pass, this counts as success, and the proof holds.
+            EpisodeOver: the checks pass and the success is proven.
         """
         record = self._record
         while True:
@@ -495,7 +495,7 @@ class Iteration:
         )
 
     async def reflect(self) -> None:
-        """Diagnose the last iteration if there is a reason to reflect."""
+        """Run a reflection on the last iteration if there is a reason for one."""
         # A reset is itself a cause for reflection, so reconcile it before reading the cause.
         await self._points.tree.reconcile_reset()
         record, cause = self._record, self._record.state.reflect_next

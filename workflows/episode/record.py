@@ -26,13 +26,13 @@ P = ParamSpec("P")
 
 
 class EpisodeRecord(Run):
-    """State of an episode run. Other classes only change the state through these methods.
+    """The state of an episode run. Other classes only change the state through these methods.
 
     Attributes:
         request: the request with its amendments.
         state: the state that a checkpoint stores and a restore replaces.
         restore_wanted: checkpoint to restore in the next Temporal run.
-        move_wanted: host to continue on in the next Temporal run.
+        move_wanted: host to move to in the next Temporal run.
         is_amended: whether the request has changed and the change has not been stored yet.
         work: description of the running activity.
     """
@@ -114,7 +114,7 @@ class EpisodeRecord(Run):
     def ask(self, question: Question) -> Question:
         """Open a question.
 
-        Questions about the work also show the reasons for failing checks and the executor's last words.
+        Questions about the work also show why checks fail and what the executor reported last.
         """
         if question.kind in ABOUT_WORK:
             evidence = about_work(self.state, question.evidence, output=f"tightloop output {self.id}")
@@ -138,7 +138,7 @@ class EpisodeRecord(Run):
         self.request = request
 
     def bind(self, home: str) -> None:
-        """Record the task queue of the host that has the workspace."""
+        """Record the task queue of the host where the workspace is located."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
@@ -155,11 +155,11 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
-        """Queue a message for the planner. With `asks`, the planner runs again before the episode ends."""
+        """Queue a message for the planner. If `asks` is True, the planner runs again before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
-        """Log the tree that contains the files replaced by a restore, and the command that restores these files."""
+        """Log the tree with the files that a restore replaced, and the command that brings these files back."""
         if tree is not None:
             self.log("saved", f"the files that the restore replaced were saved as tree {tree[:12]}")
             if bring_back:
@@ -168,7 +168,7 @@ class EpisodeRecord(Run):
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None
     ) -> Alert:
-        """Create an alert about an event and the question that the event raised."""
+        """Create an alert about an event and the question that it raised."""
         happened = (at or self.now(), reason)
         return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
 
@@ -185,7 +185,7 @@ class EpisodeRecord(Run):
         return self.restore_wanted is not None or self.move_wanted is not None
 
     def keep_answer(self, answer: Answer) -> None:
-        """Store an answer until the waiting call takes it."""
+        """Store an answer for the call that is waiting for it."""
         self._answers[answer.question] = answer
 
     def take_answer(self, question_id: str) -> Answer | None:
@@ -196,7 +196,7 @@ class EpisodeRecord(Run):
 
     @property
     def worked(self) -> timedelta:
-        """Working time so far, including the time since the last count."""
+        """Working time so far, including the time that has not been counted yet."""
         now = self.now()
         return self.state.spent.wall_time + (now - (self._working_since or now))
 
@@ -205,14 +205,14 @@ class EpisodeRecord(Run):
         self._working_since = self.now()
 
     def count_work(self) -> None:
-        """Add the working time since the last count."""
+        """Count the working time since the last call."""
         if self._working_since is not None:
             now = self.now()
             self.state = state_changes.with_working_time(self.state, now - self._working_since)
             self._working_since = now
 
     def stop_work(self) -> None:
-        """Add the working time since the last count and stop counting."""
+        """Count the remaining working time and stop the clock."""
         self.count_work()
         self._working_since = None
 
@@ -233,7 +233,7 @@ class EpisodeRecord(Run):
 
 
 class EpisodeView(View):
-    """Views of an episode: status, details and ledger row."""
+    """The views of an episode: status, details and ledger row."""
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner) -> None:
         self._record, self._runner = record, runner
@@ -245,15 +245,15 @@ class EpisodeView(View):
 
     @property
     def tells_parent(self) -> bool:
-        """True if the open questions are sent to a parent plan."""
+        """True if the open questions are reported to a parent plan."""
         return self._record.request.is_nested
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Question that needs an answer, and whether it blocks the episode.
+        """The question that needs an answer, and whether the episode is blocked until it is answered.
 
         A blocking question takes precedence over an operator's question. An agent's question about its own
-        report is not shown, because the agent answers it.
+        report is not shown, because the agent itself answers it.
         """
         waiting = self._record.waiting
         if blocking := next((question for question in waiting if question.blocks), None):
@@ -300,7 +300,7 @@ class EpisodeView(View):
         )
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row that the ledger shows for this run."""
+        """Return the ledger row of this run."""
         parent = workflow.info().parent
         return episode_snapshot(self.status(), parent=parent.workflow_id if parent else "", at=workflow.now())
 

@@ -101,10 +101,10 @@ class SafePoints:
         *,
         pause: Callable[[], Awaitable[None]],
     ) -> R:
-        """Run a child workflow at a safe point, like `do` for an activity.
+        """Run a child workflow at a safe point. This works like `do` for an activity.
 
         Args:
-            child: starts the child and waits until the child ends. Called again after an interruption.
+            child: starts the child and waits for it to end. Called again after an interruption.
             options: description shown to people.
             pause: asks the child to stop at its next safe point. Called when a pause is requested.
         """
@@ -118,7 +118,7 @@ class SafePoints:
 
     @contextmanager
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
-        """Finish an accepted restore before a pause, so that edits made during the pause are kept."""
+        """Delay pauses until an accepted restore is complete, so that edits made during a pause are kept."""
         self._restoring = target
         with self.tree.replacing_files():
             yield
@@ -231,7 +231,7 @@ class SafePoints:
             raise ContinueAsNew
 
     async def apply_decision(self, decision: decisions.Decision) -> str:
-        """Ask the question of a decision, if any. Return the name of the chosen option, or "".
+        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -243,7 +243,7 @@ class SafePoints:
     async def ask(
         self, question: Question, *, alert: AlertKind | None = None, patience: timedelta | None = None
     ) -> Answer | None:
-        """Ask a question and pause until it is answered, for at most `patience`.
+        """Ask a question, and pause until it is answered or `patience` has passed.
 
         Return None if the wait ended for another reason, such as a larger budget.
         """
@@ -362,10 +362,10 @@ class TreeChanges:
             await self._points.ask(drift_question(drift))
 
     async def adopt(self, drift: DriftAnswer | None) -> None:
-        """Keep the edits that a person made during a pause. `drift` can limit the edits to keep.
+        """Keep the edits that a person made during a pause. If `drift` is given, it limits the edits to keep.
 
-        After a reset, the files are restored first, so that leftovers of the discarded run are not mistaken
-        for edits.
+        After a reset, the files are restored first. Otherwise, leftovers of the discarded run would be
+        mistaken for edits.
         """
         record = self._record
         if record.state.request is None or self.is_putting_back:

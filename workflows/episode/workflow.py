@@ -141,7 +141,8 @@ class EpisodeCommands(Commands):
         """Parse and check the checkpoint to restore.
 
         Raises:
-            InvalidRequestError: the id is unknown (the message lists the known ids) or the episode is being cancelled.
+            InvalidRequestError: the ID is unknown, or the episode is being cancelled. For an unknown ID, the
+                message lists the known IDs.
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
@@ -246,7 +247,7 @@ class EpisodeCommands(Commands):
         return control.read_top_up(value)
 
     async def top_up(self, addition: TopUp) -> str:
-        """Raise the budget limits. If the new limits are sufficient, the episode stops waiting for budget."""
+        """Raise the budget limits. If they are now sufficient, the episode stops waiting."""
         record = self._record
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))

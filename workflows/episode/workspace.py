@@ -38,7 +38,7 @@ COPY_TIMEOUT = timedelta(minutes=5)
 
 
 class EpisodeCopies:
-    """Copies checkpoints to the remote store, one at a time. If a copy fails, the next copy makes up for it."""
+    """Copies checkpoints to the remote store, one at a time. The next copy makes up for a failed copy."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         """Start without a running copy. The previous run has already copied its last checkpoint."""
@@ -62,7 +62,7 @@ class EpisodeCopies:
             self._copying = asyncio.create_task(self._copy())
 
     async def settle(self) -> None:
-        """Wait up to `COPY_TIMEOUT` for the running copy to finish."""
+        """Wait for the running copy to finish, for up to `COPY_TIMEOUT`."""
         copying = self._copying
         if copying is not None and not copying.done():
             with contextlib.suppress(TimeoutError):

@@ -165,7 +165,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
     """Yield the ID and the input of each child workflow to start.
 
-    Children inherit the queues, the patience and the depth of the parent plan.
+    Children inherit the task queues, the time limit for answers and the depth of the parent plan.
     """
     scope, parent = attempt.request.scope, attempt.plan
     if run.episode:

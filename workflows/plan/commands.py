@@ -87,7 +87,7 @@ class PlanCommands(Commands):
             self._cancel(remark.text, remark.by)
 
     def child_waits(self, note: Any) -> None:
-        """Show a child workflow's open questions."""
+        """Record a child workflow's open questions, so that people see them."""
         try:
             if self._view.record_child_waits(read_child_note(note)):
                 self._reporting.show()
@@ -267,7 +267,7 @@ class PlanCommands(Commands):
         self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
-        """Wait until the graph is loaded. Each run loads the graph again after continue-as-new."""
+        """Wait until the graph is loaded. After continue-as-new, each run loads the graph again."""
         context = self._context
         if not context.is_open:
             # The opening may fail. A handler that still waited then would keep the workflow from closing.
@@ -317,7 +317,7 @@ class Waiting:
     async def next_event(self) -> None:
         """Wait for the next event.
 
-        If only a person can cause an event, the time limit of the request applies.
+        If only a person can cause the next event, the request's time limit applies.
 
         Raises:
             PlanEnd: there was no answer in time.
@@ -425,7 +425,7 @@ class Waiting:
             context.progress = context.progress.note_edits(sentence)
 
     def _patience(self) -> timedelta | None:
-        """Return the time left for an answer if only a person can continue the plan. None means no limit."""
+        """Return the remaining time for an answer if only a person can continue the plan. None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

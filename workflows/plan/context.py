@@ -99,14 +99,14 @@ class Attempt:
 
 
 class PlanContext(Run):
-    """State of a plan run.
+    """The state of a plan run.
 
     Attributes:
         request: the plan's request.
         progress: state that is passed to the next Temporal run.
         running: running attempts by step.
-        ended: ended attempts whose results have not been applied yet.
-        side_tasks: tasks outside the main loop that must finish before the plan or this Temporal run
+        ended: finished attempts whose results have not been applied yet.
+        side_tasks: tasks outside the main loop. They must finish before the plan or this Temporal run
             ends.
         end: set when the main loop has to end.
         is_ending: whether messages are refused because the plan is ending.
@@ -204,7 +204,7 @@ class PlanContext(Run):
         return self._schedule
 
     def need_schedule(self) -> Schedule:
-        """Return the schedule for a command.
+        """Return the schedule for a command that requires it.
 
         Raises:
             InvalidRequestError: the graph has not been loaded yet.
@@ -215,7 +215,7 @@ class PlanContext(Run):
 
     @property
     def failure_policy(self) -> OnPlanFailure | None:
-        """Policy for failures from which no step recovers. None until the plan is open."""
+        """The policy for failures that no step handles. None until the plan is open."""
         return None if self._schedule is None else self._schedule.graph.head.on_failure
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
@@ -255,7 +255,7 @@ class PlanContext(Run):
                 person has reviewed the failures.
 
         Returns:
-            The changed limits as text.
+            A description of the changed limits.
         """
         before, old = self.progress, self.schedule
         schedule, removed_steps = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
@@ -281,7 +281,7 @@ class PlanContext(Run):
 
     @property
     def has_attempts(self) -> bool:
-        """True if an attempt is running or the result of an ended attempt has not been applied yet."""
+        """True if an attempt is running or the result of a finished attempt has not been applied yet."""
         return bool(self.running or self.ended)
 
     @property
@@ -307,7 +307,7 @@ class PlanContext(Run):
 
     @property
     def answer_hint(self) -> str:
-        """Hint about other places to answer if the plan itself has no open question."""
+        """A hint to show if the plan itself has no open question. It says where else to answer."""
         waits = self.waits_within
         if not waits:
             return f"Check the status: tightloop status {self.id}"
@@ -321,7 +321,7 @@ class PlanContext(Run):
     # -- holds, and the end -------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Stop starting steps until `release` is called. Calls can be nested."""
+        """Prevent steps from starting until `release` is called. Calls can be nested."""
         self._holds += 1
 
     def release(self) -> None:
@@ -335,7 +335,7 @@ class PlanContext(Run):
         return self._holds > 0
 
     def end_with(self, end: PlanEnd) -> None:
-        """End the main loop. The first reason wins."""
+        """End the main loop. If this is called several times, the first reason is kept."""
         self.end = self.end or end
         self.wake()
 
@@ -357,7 +357,7 @@ class PlanContext(Run):
         return "" if self.request.dry_run else self.progress.tree
 
     def count_attempt(self, step: str = "") -> None:
-        """Count an attempt or a compensation. Both make the history longer."""
+        """Count an attempt or a compensation. Both add events to the history."""
         del step
         self.attempts += 1
 
@@ -404,7 +404,7 @@ class PlanContext(Run):
         return False
 
     def reset_failed_step(self, step: str, number: int) -> None:
-        """Reopen a failed step. All of its attempts and its full time limit are available again."""
+        """Reopen a failed step. It gets back all of its attempts and its full time limit."""
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
         progress = self.progress.settle(step)
@@ -414,7 +414,7 @@ class PlanContext(Run):
     # -- progress -----------------------------------------------------------------------------------
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Record whether the files on disk may be leftovers of this plan's stopped or discarded work."""
+        """Record whether the files on disk may be leftovers of work that was stopped or discarded."""
         self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
@@ -432,7 +432,7 @@ class PlanContext(Run):
         return reached or (f"the plan was to run {end}" if end else None)
 
     def extend_budget(self, step: str = "") -> None:
-        """Raise each exhausted limit by the amount that the plan states.
+        """Raise each exhausted limit by the amount defined in the plan.
 
         If `step` is given, raise the limit of its template.
         """

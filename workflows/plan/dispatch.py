@@ -48,11 +48,11 @@ class StartRate:
         self._waiting: asyncio.Task[None] | None = None
 
     def add(self, attempt: Attempt) -> None:
-        """Count an attempt that is starting."""
+        """Record an attempt that is starting."""
         self._begun.append(attempt)
 
     def count_free_starts(self) -> int:
-        """Return the number of attempts that may start now. Ended attempts do not count."""
+        """Return the number of attempts that may start now. Finished attempts do not count."""
         now, running = self._context.now(), self._context.running
         self._begun = deque(
             attempt
@@ -115,7 +115,7 @@ class Dispatch:
     def start_steps(self) -> None:
         """Start the best ready steps.
 
-        Free slots, the tree, the budget and pauses limit the number of steps.
+        The number of steps is limited by free slots, the tree, the budget and pauses.
         """
         context, schedule = self._context, self._context.schedule
         if context.is_held:
@@ -305,7 +305,7 @@ class Dispatch:
     # -- results ------------------------------------------------------------------------------------
 
     def apply_ended_attempts(self) -> None:
-        """Apply the results of ended attempts to the schedule."""
+        """Apply the results of finished attempts to the schedule."""
         context = self._context
         while self._context.ended:
             attempt, ended = self._context.ended.popleft()
@@ -336,7 +336,7 @@ class Dispatch:
     async def stop(self) -> None:
         """Cancel all attempts and wait until they have stopped.
 
-        The results of attempts that completed in the meantime are applied.
+        If an attempt completes in the meantime, its result is applied.
         """
         context = self._context
         # Recovery first, because it could start more attempts.
@@ -410,7 +410,7 @@ class Dispatch:
             context.progress = context.progress.evolve(undo=undo)
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
-        """Reclassify a failure as POLICY if the step has used up its own budget."""
+        """Change the class of a failure to POLICY if the step has used up its own budget."""
         if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
             return failure
         self._context.progress = progress = self._context.progress.charge(name, result)

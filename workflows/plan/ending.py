@@ -52,7 +52,7 @@ class Ending:
         self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
-        """End a plan whose steps are not all done.
+        """End a plan that still has unfinished steps.
 
         The steps are compensated if the failure policy requires this.
 
@@ -168,7 +168,7 @@ CHECKS_TIMEOUT = timedelta(hours=6)
 
 
 class PlanProof:
-    """Baseline and proof of a plan. They decide whether the plan is completed."""
+    """The baseline and the proof of a plan, which determine whether the plan is completed."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
@@ -183,8 +183,8 @@ class PlanProof:
     async def begin(self, *, base_tree: str = "") -> None:
         """Run the definition of done for the baseline and store the initial tree with its untracked files.
 
-        `base_tree` is the initial tree of a plan that was opened without a definition of done. If it is given, no
-        checks run.
+        `base_tree` is the initial tree of a plan that was opened without a definition of done. If it is
+        given, no checks run.
         """
         context = self._context
         baseline = await self._waiting.run(
@@ -208,7 +208,7 @@ class PlanProof:
         )
 
     async def holds(self) -> bool:
-        """Return whether the final tree meets the definition of done and this is proven.
+        """Return whether the final tree provably meets the definition of done.
 
         Raises:
             PlanEnd: the definition of done is not met, and the failure policy does not allow asking.

@@ -52,7 +52,7 @@ from workflows.run.reporting import GOAL_CHARACTERS, StatusKey
 
 
 class ProjectContext(PlanContext):
-    """State of the run of a project's plan. The attributes are only changed through methods.
+    """The state of a run of a project's plan. The attributes are only changed through methods.
 
     Attributes:
         asked: the request.
@@ -83,9 +83,9 @@ class ProjectContext(PlanContext):
 
     @property
     def final_tree(self) -> str:
-        """Expected tree at the end; see `PlanContext`.
+        """The tree expected at the end. See `PlanContext`.
 
-        Empty after the workspace has been released, because others may then change the files.
+        Empty after the workspace has been released, because the files may then be changed by others.
         """
         return "" if self.facts.has_left else super().final_tree
 
@@ -131,14 +131,14 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Record whether edits made by people still have to be kept; see `PlanContext`.
+        """Record whether edits made by people still have to be kept. See `PlanContext`.
 
         Edits in a released workspace are kept when the workspace is claimed again.
         """
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Record whether the files may be leftovers; see `PlanContext`.
+        """Record whether the files may be leftovers. See `PlanContext`.
 
         Files in a released workspace are never leftovers.
         """
@@ -186,7 +186,7 @@ class ProjectContext(PlanContext):
         return self.progress.tree == self.progress.base_tree
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Record an attempt's usage and findings. Also record when a person can dispatch or verify."""
+        """Record the usage and the findings of an attempt. Also record when `dispatch` or `verify` is possible."""
         super().take_result(step, result)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
@@ -276,7 +276,7 @@ class ProjectView(PlanView):
         return loop_status(self.status(), context.asked, facts, {name: self.line(name) for name in names})
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row that the ledger shows for this run."""
+        """Return the ledger row of this run."""
         status = self.loop_status()
         complete = sum(task.state is TaskState.COMPLETE for task in status.tasks)
         row = super().row()
@@ -443,7 +443,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.update(description='Run the gates: no argument, or {"by": "ada"}')
     async def verify(self, value: Any = None) -> str:
-        """Run the gates of a plan whose tasks have ended."""
+        """Run the gates of a plan whose tasks have finished."""
         command = self._take(self._read_verify, value)
         await self._claim("verify")
         return self._orders.verify(command)
@@ -506,9 +506,9 @@ class ProjectWorkflow(GraphWorkflow):
         )
 
     async def _is_done(self) -> bool:
-        """Return whether the plan is done; see `GraphWorkflow`.
+        """Return whether the plan is done. See `GraphWorkflow`.
 
-        A plan is verified only if all tasks are complete and all gates passed.
+        A plan is only verified if all tasks are complete and all gates have passed.
         """
         if not await super()._is_done():
             return False
@@ -539,7 +539,7 @@ class ProjectWorkflow(GraphWorkflow):
                 context.log("workspace", f"the workspace could not be released: {failure.reason}")
 
     async def _claim(self, command: str) -> None:
-        """Claim the workspace for a command. If this fails, the plan stays unchanged.
+        """Claim the workspace for a command. If this fails, the plan does not change.
 
         Raises:
             ApplicationError: the workspace is in use, or the state no longer allows the command.

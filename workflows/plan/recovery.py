@@ -51,8 +51,8 @@ class Compensation:
     async def start_alternate(self, name: str, steps: tuple[str, ...]) -> None:
         """Undo steps, then start the alternate of a failed step.
 
-        Nothing else uses the tree during this time. The caller must first call `hold` on the plan, because
-        the main loop could otherwise start a step. This method releases the hold.
+        No other step uses the tree during this time. The caller must first call `hold` on the plan, because
+        otherwise the main loop could start a step. This method releases the hold.
         """
         context = self._context
         is_taken_back = False
@@ -141,11 +141,11 @@ class Revisions:
     async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "", after: str = "") -> str:
         """Revise the plan.
 
-        If `source` is given, it becomes the new plan. Otherwise, the tasks that the step `after` found are
+        If `source` is given, it becomes the new plan. Otherwise, the tasks found by the step `after` are
         added, or a planner revises the plan.
 
         Returns:
-            Description of the changes.
+            A description of the changes.
 
         Raises:
             ApplicationError: the revision is refused. The message gives the reason with line and column.
@@ -236,7 +236,7 @@ class Revisions:
 
 
 def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
-    """Return the completed steps, the running steps and the expanded templates."""
+    """Return the steps that a revision cannot change: completed and running steps and expanded templates."""
     return tuple(
         schedule.name(number)
         for number in range(len(schedule))
@@ -275,7 +275,7 @@ class Recovery:
         *,
         wait: Callable[[float, str], Awaitable[None]] = sleep,
     ) -> None:
-        """Start idle.
+        """Start with no recovery in progress.
 
         `wait` sleeps for a number of seconds and shows a summary in Temporal's UI.
         """
@@ -296,12 +296,12 @@ class Recovery:
             task.cancel()
 
     def stop_backing_off(self) -> None:
-        """Cancel the waits before next attempts. The next run restarts the waits."""
+        """Cancel the waits before the next attempts. The next run restarts them."""
         for task in self._backing_off.values():
             task.cancel()
 
     def restore(self) -> None:
-        """Restart the waits before next attempts that the previous run cancelled."""
+        """Restart the waits that the previous run cancelled."""
         for name in self._context.progress.due:
             self._back_off(name)
 
@@ -388,7 +388,7 @@ class Recovery:
         context.wake()
 
     def grow(self, name: str, result: StepResult) -> None:
-        """Revise the plan based on a step's findings, then complete the step."""
+        """Revise the plan with the findings of a step, then complete the step."""
         self._run_aside(self._complete_revised_step(name, result))
 
     async def _complete_revised_step(self, name: str, result: StepResult) -> None:
@@ -422,7 +422,7 @@ class Recovery:
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
-        """Ask a planner to revise the plan after a failure. If this does not work, try the next response."""
+        """Ask a planner to revise the plan after a failure. If the revision fails, try the next response."""
         context = self._context
         replans = context.progress.replans
         # Counted before the request, or a planner that always fails would be asked without end.

@@ -62,7 +62,7 @@ _PAUSE_OPTIONS = {
 
 
 class PlanQuestions:
-    """Opens the questions of a plan. Each cause leads to one question."""
+    """Opens the questions of a plan. Only one question is opened for each cause."""
 
     def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
         """Store `show`, which publishes changes to the questions."""
@@ -158,7 +158,7 @@ class PlanQuestions:
     def _skip(self, step: str) -> Option:
         """Return the option to skip a step.
 
-        The option lists the other steps that are skipped because they need this step.
+        The option lists the other steps that will be skipped because they depend on this step.
         """
         schedule = self._context.schedule
         number = schedule.find(step)
@@ -201,7 +201,7 @@ SHOW_INTERVAL = timedelta(seconds=2)
 
 
 class PlanView(View):
-    """Views of a plan: status, step pages, details and ledger row."""
+    """The views of a plan: status, step pages, details and ledger row."""
 
     def __init__(self, context: PlanContext, activities: ActivityRunner) -> None:
         self._context, self._activities = context, activities
@@ -213,7 +213,7 @@ class PlanView(View):
 
     @property
     def tells_parent(self) -> bool:
-        """True if the open questions are sent to the parent plan."""
+        """True if the open questions are reported to the parent plan."""
         request = self._context.request
         return request.depth > 1 and not self._context.is_ending
 
@@ -281,7 +281,7 @@ class PlanView(View):
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row that the ledger shows for this run."""
+        """Return the ledger row of this run."""
         context, parent = self._context, workflow.info().parent
         status, request = self.status(), context.request
         return WorkflowSnapshot.of(
@@ -302,7 +302,7 @@ class PlanView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the plan is blocked until it is answered."""
+        """The most important open question, and whether the plan is blocked until it is answered."""
         context = self._context
         waiting = [question for question in context.waiting if not question.command]
         if not waiting:

@@ -106,7 +106,7 @@ class ActivityFailedError(Exception):
 
 
 class Routing:
-    """Task queues and priority of a workflow's activities. Base class of `Run`."""
+    """The task queues and the priority of a workflow's activities. Base class of `Run`."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -118,11 +118,11 @@ class Routing:
 
     @property
     def priority(self) -> Priority:
-        """Priority of the next activity. The default is the priority of the workflow."""
+        """The priority of the next activity. By default, this is the priority of the workflow."""
         return Priority()
 
     def report_missing_worker(self, what: str) -> None:
-        """Handle an executor without a worker. Called once per wait."""
+        """Handle a missing executor worker. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
         """Return whether the workflow moves to the host `successor`, because its own host is silent."""
@@ -134,7 +134,7 @@ class ActivityRunner:
     """Runs activities on the workspace's host. Running activities can be interrupted.
 
     The workflow's own task queue is tried first, because activities start eagerly there. If a host on
-    this queue does not have the workspace, later activities go to the task queue of the workspace's host.
+    this queue does not have the workspace, later activities use the task queue of the host that has it.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ActivityRunner:
     ) -> None:
         """Start with no running activity.
 
-        With `quiet`, missing workers and silent hosts are not reported to `routing`.
+        If `quiet` is True, missing workers and silent hosts are not reported to `routing`.
         """
         self._routing, self._notice, self._retry_policy, self._quiet = routing, notice, retry_policy, quiet
         self._other_hosts = False
@@ -184,8 +184,8 @@ class ActivityRunner:
         """Run an activity until it ends.
 
         Raises:
-            ActivityFailedError: the activity failed after all retries, timed out or was interrupted, or no worker took
-                it.
+            ActivityFailedError: the activity failed after all retries, timed out or was interrupted, or no
+                worker took it.
             asyncio.CancelledError: the awaiting task or the workflow is being cancelled.
         """
         queue, tried_queues, before, forged = self._place(options), list[str](), self._interrupts, 0
@@ -288,7 +288,7 @@ class ActivityRunner:
             self._waits.pop((since, queue), None)
 
     def _is_stopped(self, before: int) -> bool:
-        """Return whether `interrupt` was called since `before` was read, even if no activity was running."""
+        """Return whether `interrupt` has been called since `before` was read, even if nothing was running."""
         if self._interrupts == before:
             return False
         self.interrupted = True
@@ -336,7 +336,7 @@ class ActivityRunner:
         """Return the task queue to try next if the workers of a queue do not have the workspace.
 
         Raises:
-            ActivityFailedError: no queue is left.
+            ActivityFailedError: there is no other queue to try.
         """
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
@@ -415,7 +415,7 @@ def new_activity_id() -> str:
 
 
 def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
-    """Return the error to raise for a failed activity. The error uses the activity's message if available."""
+    """Return the error to raise for a failed activity. The activity's own message is used if available."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} exceeded its time limit of {options.timeout.total_seconds():g} s"

@@ -103,7 +103,7 @@ class Inbox:
     """
 
     def __init__(self, seal: Seal | None, messages: MessageLog) -> None:
-        """Start with the input's seal and the messages accepted by previous runs."""
+        """Start with the seal of the input and the messages that previous runs accepted."""
         self._seal = seal
         # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
@@ -155,7 +155,7 @@ def _milliseconds(moment: datetime) -> int:
 
 
 class Meter:
-    """Metrics that a workflow records. The SDK records nothing during replay."""
+    """The metrics that a workflow records. The SDK records nothing during replay."""
 
     def count(self, name: str, **labels: str) -> None:
         """Add 1 to a counter."""
@@ -167,7 +167,7 @@ class Meter:
 
 
 class Run(Routing, ABC):
-    """Kernel state of a run. Other classes only change the state through these methods.
+    """The state that all kinds of runs share. Other classes only change the state through these methods.
 
     Attributes:
         id: workflow ID.
@@ -175,7 +175,7 @@ class Run(Routing, ABC):
         timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
         qualifier: reason why a success is not a plain success.
-        reason: reason for the end.
+        reason: reason why the run ended.
         inbox: authenticates messages.
         alerts: sends alerts.
         is_reset: whether the run was reset in Temporal and the reset has not been handled yet.
@@ -229,7 +229,7 @@ class Run(Routing, ABC):
 
     @property
     def answer_hint(self) -> str:
-        """Hint about other places to answer if the run itself has no open question."""
+        """A hint to show if the run itself has no open question. It says where else to answer."""
         return TELL_THE_PLANNER
 
     @property
@@ -278,7 +278,7 @@ class Run(Routing, ABC):
         self.is_woken = True
 
     def sleep(self) -> None:
-        """Let the main loop wait for the next event."""
+        """Put the main loop to sleep until the next event."""
         self.is_woken = False
 
     def watch_resets(self) -> None:
@@ -316,7 +316,7 @@ class Run(Routing, ABC):
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
     def log_delivery(self, delivered: str) -> None:
-        """Record the place of the delivered result. Empty if the result is in the working tree."""
+        """Record where the result was delivered. Empty if the result is in the working tree."""
         if delivered:
             self.core = self.core.evolve(delivered=delivered)
             self.log("result", delivered, characters=COMMAND_CHARACTERS)
@@ -393,7 +393,7 @@ class Run(Routing, ABC):
         self.core = self.core.evolve(pause=pause)
 
     def take_pause(self) -> Question | None:
-        """Return and clear the requested pause when the pause begins."""
+        """Return and clear the requested pause. Called when the pause begins."""
         pause = self.core.pause
         self.want_pause(None)
         return pause
@@ -428,7 +428,7 @@ class Alerts:
     async def send_last(self, alert: Alert) -> None:
         """Send an alert and wait for up to `LAST_ALERT_TIMEOUT`.
 
-        Closing the workflow earlier would drop the alert.
+        If the workflow closed earlier, the alert would be lost.
         """
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):

@@ -26,7 +26,7 @@ PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
 
 
 class Reporter:
-    """Publishes details and search attributes, but only as often as needed."""
+    """Publishes details and search attributes, and avoids unnecessary updates."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Reporter:
 
         Args:
             details: returns the current details as Markdown.
-            called_for: kind of the question in the search attributes. Empty if no question is waiting.
+            called_for: kind of the question in the search attributes. Empty if no question is open.
             paused: whether the search attributes show that the workflow is blocked until an answer arrives.
             running: status to show while the workflow is not waiting.
             every: minimum time between two refreshes of the details, unless they are urgent.
             now: returns the current time.
             show: publishes the details.
-            upsert: changes search attributes. Each change costs one event.
+            upsert: changes search attributes. Each change adds one event to the history.
         """
         self._details, self._every = details, every
         self._now, self._show, self._upsert = now, show, upsert
@@ -58,7 +58,7 @@ class Reporter:
         self._shown_at: datetime | None = None
 
     def show(self, *, at_once: bool = True) -> None:
-        """Refresh the current details. Without `at_once`, refresh them at most once per interval."""
+        """Refresh the current details. If `at_once` is False, refresh them at most once per interval."""
         now = self._now()
         if at_once or self._shown_at is None or now - self._shown_at >= self._every:
             self._shown_at = now
@@ -124,7 +124,7 @@ class Recording:
 
         Args:
             run: provides the scope and the task queue.
-            visible_state: returns a short form of the visible state. Changes to this form are recorded.
+            visible_state: returns a short form of the visible state. A record is written when it changes.
             row: returns the full row.
             events: returns pending timeline events. Each event is returned only once.
         """
@@ -144,9 +144,9 @@ class Recording:
         self.show()
 
     async def settle(self) -> None:
-        """Wait up to `SETTLE_TIMEOUT` for a record that is being written.
+        """Wait for up to `SETTLE_TIMEOUT` for a record that is being written.
 
-        The record would be lost when the run ends.
+        Otherwise, the record would be lost when the run ends.
         """
         recording = self._recording
         if recording is not None and not recording.done():
@@ -249,12 +249,12 @@ class ParentReporter:
 
 
 class View(ABC):
-    """Views of one kind of run."""
+    """The views of one kind of run."""
 
     @property
     @abstractmethod
     def tells_parent(self) -> bool:
-        """True if the open questions are sent to the parent workflow."""
+        """True if the open questions are reported to the parent workflow."""
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
@@ -269,7 +269,7 @@ class View(ABC):
     @property
     @abstractmethod
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the run is blocked until it is answered."""
+        """The most important open question, and whether the run is blocked until it is answered."""
 
     @abstractmethod
     def details(self) -> str:
@@ -288,7 +288,7 @@ class View(ABC):
 
 
 class Reporting:
-    """Publishes the state of a run after each change, but only as often as needed."""
+    """Publishes the state of a run after each change, and avoids unnecessary updates."""
 
     def __init__(self, run: Run, view: View, *, every: timedelta = timedelta()) -> None:
         """Start with the search attributes of the previous run.
@@ -309,7 +309,7 @@ class Reporting:
         return "paused" if self._run.is_running and self._view.needs[1] else self._run.status
 
     def show(self, *, at_once: bool = True) -> None:
-        """Publish the state. Without `at_once`, refresh only the details, and at most once per interval."""
+        """Publish the state. If `at_once` is False, only refresh the details, at most once per interval."""
         run, view = self._run, self._view
         # Questions may still be open after the end; they must not replace the final status.
         if not run.is_running:
@@ -362,7 +362,7 @@ class Reporting:
 
     @property
     def _word(self) -> str:
-        """Status to show in lists while no answer is needed."""
+        """Status to show in lists while no question is open."""
         return label(self._run.status, self._run.qualifier)
 
     def _visible_state(self) -> StatusKey:

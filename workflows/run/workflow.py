@@ -24,9 +24,9 @@ REASON_CHARACTERS = 1_000
 class Commands(ABC):
     """Commands from people, implemented by each kind of run.
 
-    Commands are parsed before these methods are called. The methods change state and return. `resume`,
-    `answer` and `top_up` may wait. Afterwards, they must look up the open questions again, because
-    another answer may have arrived.
+    Commands are parsed before these methods are called. The methods change the state and return. Only
+    `resume`, `answer` and `top_up` may wait. After waiting, they must look up the open questions again,
+    because another answer may have arrived.
     """
 
     @abstractmethod
@@ -69,8 +69,8 @@ class Commands(ABC):
 class RunWorkflow(ABC):
     """Base class of the workflows. A subclass sets the three attributes in `@workflow.init`.
 
-    Handlers may run before `run` does, so all state has to exist after `__init__`. A subclass that
-    overrides an update has to define the update's validator again. Otherwise, the update has no
+    Handlers may run before `run` does, so all state has to exist after `__init__`. If a subclass
+    overrides an update, it has to define the update's validator again. Otherwise, the update has no
     validator.
     """
 

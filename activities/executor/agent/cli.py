@@ -100,7 +100,7 @@ class Run:
         self._report()
 
     def must_stop(self) -> bool:
-        """Return whether the agent must be stopped. Called several times a second."""
+        """Return whether the agent must be stopped. This is called several times a second."""
         # Checked at every poll; the limits less often, because they read the counters of the gateway.
         if self._stop is None and self._control.is_cancelled():
             self._stop = Stop.CANCELLED

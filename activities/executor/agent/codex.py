@@ -77,7 +77,7 @@ class CodexReader(EventReader):
         """Prepare to read a run.
 
         Args:
-            resumed: whether the thread has earlier runs. Its token counts then include those runs.
+            resumed: whether the thread has earlier runs. If so, its token counts include those runs.
             now: returns the current time, for limits that reset at a time of day.
         """
         self._resumed = resumed

@@ -138,7 +138,7 @@ class CursorReader(EventReader):
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name, arguments and result of a tool call. The name of a `shellToolCall` is `shell`."""
+    """Return a tool's name (`shell` for `shellToolCall`), and the object with its arguments and result."""
     for key in tool_call:
         if key.endswith("ToolCall"):
             return key.removesuffix("ToolCall"), part(tool_call, key)

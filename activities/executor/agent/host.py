@@ -42,7 +42,7 @@ class ModelAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Parameters for starting an agent to carry out one order."""
+    """The parameters for starting an agent to carry out one order."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of an agent's process: its exit code and last output."""
+    """The exit code and the last output of an agent's process."""
 
     exit_code: int | None
     output_end: str
@@ -84,7 +84,7 @@ class EventReader(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Return whether the agent has reported that it is done, successfully or not."""
+        """True if the agent has reported that it has finished, successfully or not."""
 
     def unknown_session(self, ending: Ending) -> bool:
         """Return whether the run failed only because the session to resume is unknown.
@@ -112,7 +112,7 @@ class ModelUser(Protocol):
 
     @property
     def wire(self) -> Wire | None:
-        """The wire format. None if the agent's provider is fixed, in which case no gateway is used."""
+        """The wire format. It is None if the agent's provider is fixed. In this case, no gateway is used."""
 
     @property
     def default_base_url(self) -> str:
@@ -191,7 +191,7 @@ class AgentHost:
         return os.environ.get(self.settings.api_key_env or agent.default_key_env, "")
 
     def missing_key(self, agent: ModelUser) -> str:
-        """Return a message about a missing key, or "" if no key is missing.
+        """Return a message if a required key is missing, or "" otherwise.
 
         A self-hosted service (`base_url`) needs a key only if the settings name the variable that contains
         it.
@@ -261,7 +261,10 @@ class AgentHost:
         return f"the agent may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def tree_inside(self, order: WorkOrder, *, own_sandbox: bool) -> Path:
-        """Return the path of the working tree as the agent sees it. `own_sandbox` is as in `Launch`."""
+        """Return the path of the working tree as the agent sees it.
+
+        For `own_sandbox`, see `Launch`.
+        """
         root = Path(order.root)
         try:
             if self.agent_sandbox is None or order.executor.mode is AgentMode.FULL:
@@ -317,11 +320,11 @@ class AgentHost:
     def open_sandbox(
         self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
     ) -> Iterator[tuple[ProcessRequest, str]]:
-        """Build the process request for running the agent in a sandbox. `hosts` is as in `ModelAccess`.
+        """Build the request that runs the agent's process in a sandbox. For `hosts`, see `ModelAccess`.
 
         Yields the request and the sandbox's name.
 
-        An agent with its own sandbox is wrapped as well if this host supports nested sandboxes.
+        An agent with its own sandbox is also wrapped if this host supports nested sandboxes.
 
         Raises:
             SandboxUnavailableError: neither the agent nor this worker has a sandbox.
@@ -358,7 +361,7 @@ class AgentHost:
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
         """Yield the values to redact.
 
-        They include the worker's key, because an agent without a sandbox could find it.
+        The worker's key is included, because an agent without a sandbox could find it.
         """
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)

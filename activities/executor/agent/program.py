@@ -31,7 +31,7 @@ def find_program(configured: str, *usual: str) -> str:
     """Return the absolute path of the first program that exists, or "" if none does.
 
     Args:
-        configured: the name or path from the settings. If given, `usual` is ignored.
+        configured: the name or path from the settings. If it is given, `usual` is ignored.
         usual: the names that the agent's installers use, best first.
     """
     names = (configured,) if configured else usual
@@ -41,8 +41,8 @@ def find_program(configured: str, *usual: str) -> str:
 def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
     """Return `PATH` and `VIRTUAL_ENV` for commands in an agent's sandbox.
 
-    The project's programs come first. Writable folders are excluded from the worker's PATH, because Codex
-    searches PATH for its sandbox program. Codex already ignores programs in the working tree.
+    The project's programs are found first. Writable folders are excluded from the worker's PATH, because
+    Codex searches PATH for its sandbox program. Codex already ignores programs in the working tree.
 
     Args:
         root: the working tree.
@@ -78,7 +78,7 @@ def version_of(program: str) -> str:
 
 
 class _NoVersionError(Exception):
-    """Raised if a program reports no version, because `lru_cache` would cache a return value."""
+    """Raised if a program reports no version. A return value would be cached by `lru_cache`."""
 
 
 @lru_cache(maxsize=32)
@@ -189,7 +189,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
     """Build the settings that select the model and its provider.
 
     Returns:
-        The top level of the settings file, and its tables.
+        The top-level values of the settings file, and its tables.
     """
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
@@ -280,7 +280,7 @@ def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: i
 
 
 def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Remove duplicates from the denied actions, and limit their number and length."""
+    """Remove duplicate denied actions, and limit their number and length."""
     return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
 
 

@@ -64,7 +64,7 @@ def run_folder(state_folder: Path, key: str) -> Path:
 
 
 def sweep_runs(state_folder: Path) -> int:
-    """Remove runs that are older than `RUNS_KEPT` or exceed the maximum number.
+    """Remove runs that are older than `RUNS_KEPT`, and the oldest runs if there are too many.
 
     Returns:
         The number of runs removed.
@@ -93,7 +93,10 @@ class Redaction:
         return text
 
     def end_of(self, output: bytes, limit: int) -> str:
-        """Return roughly the last `limit` characters of the output. It may start in the middle of a secret."""
+        """Return roughly the last `limit` characters of the output.
+
+        The result may start in the middle of a secret.
+        """
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
         # With the remark in front, the start of the text could not be compared with the rest of a secret.
@@ -107,7 +110,7 @@ class Redaction:
 
 
 class Record:
-    """The event file of a run. Each line is written immediately, so a worker crash loses no line."""
+    """The event file of a run. Each line is written immediately, so that a worker crash loses nothing."""
 
     def __init__(self, path: Path) -> None:
         """Truncate the file. The events of an earlier attempt have already been read."""
@@ -142,7 +145,7 @@ class Record:
 
 
 class RunRecord:
-    """The files that a delivery leaves. The agent's secrets are redacted."""
+    """The files that a delivery leaves behind. The agent's secrets are redacted."""
 
     def __init__(self, state_folder: Path, key: str, secrets: Iterable[str]) -> None:
         """Delete the files of an earlier attempt at the same delivery."""
@@ -154,11 +157,11 @@ class RunRecord:
         self._events = Record(self._folder / EVENTS_FILE)
 
     def line(self, arrow: str, text: str) -> None:
-        """Add a line of the conversation with the agent to the transcript."""
+        """Add a line of the agent's conversation to the transcript."""
         self._transcript.add(f"{arrow} {shorten(self.clean(text), LINE_CHARACTERS)}\n".encode("utf-8", "replace"))
 
     def event(self, event: ExecutorEvent) -> None:
-        """Append an event durably, so that it survives a crash of this worker."""
+        """Append an event durably, so that it survives a worker crash."""
         cleaned = event.evolve(text=self.clean(event.text))
         self._events.add(cleaned.model_dump_json(exclude_defaults=True), needed=event.kind in NEEDED)
 
@@ -244,7 +247,7 @@ class Stop(StrEnum):
 
 
 class Bounds:
-    """Enforces a delivery's limits on time, silence, events, model calls and provider waits."""
+    """Enforces the limits of a delivery on time, silence, events, model calls and waiting for the provider."""
 
     def __init__(self, choice: ExecutorChoice, gateway: GatewayServer | None) -> None:
         self.events = 0
@@ -283,7 +286,10 @@ class Bounds:
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:
-    """Return the outcome of a stopped delivery, or None if the agent's own report decides."""
+    """Return the outcome of a delivery that was stopped.
+
+    Return None if the outcome depends on the agent's own report.
+    """
     match stop:
         case Stop.CANCELLED:
             return cancelled_outcome()

@@ -28,7 +28,7 @@ screen."""
 
 @dataclass(frozen=True)
 class AgentS:
-    """Agent S, installed in its own Python environment."""
+    """Agent S, which is installed in its own Python environment."""
 
     settings: AgentSSettings
     environ: Mapping[str, str]
@@ -37,7 +37,7 @@ class AgentS:
 
     @property
     def python(self) -> str:
-        """Return the path of Agent S's Python.
+        """The path of Agent S's Python.
 
         Symlinks are not resolved, because the target is outside the virtual environment.
         """
@@ -58,7 +58,7 @@ class AgentS:
         return "" if completed.returncode == 0 else f"gui-agents is not installed in {self.python} (see docs/macos.md)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Ask a model once for the point of the chat box in a frame.
+        """Ask a model once to locate the chat box in a frame. Return a point inside the box.
 
         Raises:
             DriverError: there is no answer, or the answer is not a point in the frame.

@@ -34,7 +34,7 @@ class TranscriptMessage(NamedTuple):
 
 
 def find_conversation(root: Path, handoff_id: str) -> Path | None:
-    """Return the recent transcript in which a user prompt starts this hand-off, or None."""
+    """Return the recent transcript with a user prompt that starts this hand-off, or None if there is none."""
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
@@ -116,7 +116,7 @@ class AgentEvent(Value):
 
 
 class CursorEvents:
-    """Reads the files written by the hooks. If no hook reported, it reads Cursor's transcripts."""
+    """Reads the files that the hooks write. If no hook has reported, it reads Cursor's transcripts."""
 
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
@@ -127,7 +127,7 @@ class CursorEvents:
         self._allow_unknown_roots = allow_unknown_roots
 
     def expect(self, message: Message, root: str) -> None:
-        """Record a message's folder for the `beforeSubmitPrompt` hook before the message is pasted.
+        """Record the folder of a message for the `beforeSubmitPrompt` hook. Call this before pasting the message.
 
         This clears an earlier refusal.
 
@@ -154,7 +154,7 @@ class CursorEvents:
             old.unlink(missing_ok=True)
 
     def refusal(self, handoff_id: str) -> str:
-        """Return the reason why the hook rejected a hand-off, or "" if it did not."""
+        """Return the reason why the hook rejected a hand-off, or "" if it did not reject it."""
         return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
@@ -185,7 +185,10 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Leave the message for a conversation in the same episode. Its `stop` hook takes it when the turn ends."""
+        """Offer the message to a running conversation of the same episode.
+
+        The conversation's `stop` hook takes the message when the turn ends.
+        """
         for files in self._active_conversations():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
@@ -217,7 +220,7 @@ class CursorEvents:
         return tuple(events[starts[0] + 1 :]) if starts else ()
 
     def note_limit(self, receipt: Receipt) -> None:
-        """Record that a limit ended the agent's turn. No hook reports this."""
+        """Record that the agent's turn ended because of a limit. No hook reports this."""
         content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
         if receipt.conversation:
             replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)

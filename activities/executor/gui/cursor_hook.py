@@ -58,7 +58,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
 
 
 def is_folder(root: Any, expected: dict[str, Any]) -> bool:
-    """Return whether a root folder of the editor is the folder of the hand-off."""
+    """Return whether a root folder of the editor is the folder that the hand-off expects."""
     if not isinstance(root, str) or not Path(root).is_absolute():
         return False
     try:

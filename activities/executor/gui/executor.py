@@ -77,7 +77,7 @@ SHORTEST_ANSWER = 12
 
 @dataclass(frozen=True)
 class OutcomeWaiter:
-    """Waits for a hand-off to end."""
+    """Waits until a hand-off has finished."""
 
     order: WorkOrder
     receipt: Receipt
@@ -91,7 +91,7 @@ class OutcomeWaiter:
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self) -> ExecutorOutcome:
-        """Wait until the work ends and return its outcome.
+        """Wait until the work has finished and return its outcome.
 
         If this process dies, the agent keeps working in its window.
         """
@@ -133,7 +133,7 @@ class OutcomeWaiter:
             self.sleep(POLL_S)
 
     def _outcome_by_events(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
-        """Return the outcome based on the hooks' events, or None while the agent is working."""
+        """Return the outcome according to the hooks' events, or None if the agent is still working."""
         ours: list[AgentEvent] = []
         for event in events:
             # Another user's prompt in the same conversation: everything after it is unrelated.
@@ -157,7 +157,7 @@ class OutcomeWaiter:
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
-        """Return the agent's last message from the transcript, or "" if a hook has reported it."""
+        """Return the agent's last message from the transcript, or "" if a hook has already reported it."""
         if self.receipt.source != "transcript":
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
@@ -165,7 +165,7 @@ class OutcomeWaiter:
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
         """Return the limit that the window shows below the hand-off and the agent's answers, or None.
 
-        The confidence is low, because repository text printed by a tool can look the same.
+        The confidence is low, because a tool may have printed text from the repository that looks the same.
         """
         try:
             windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
@@ -240,7 +240,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
 
 
 def remove_plan(root: Path, name: str) -> None:
-    """Delete a plan from the working tree. Its folders are deleted if they contain no other plan."""
+    """Delete a plan from the working tree. Also delete its folders if they contain no other plan."""
     folder = root.joinpath(*FOLDER)
     with suppress(OSError):
         (folder / name).unlink(missing_ok=True)
@@ -298,7 +298,7 @@ class CursorGuiExecutor(Executor):
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
         """Return whether the hand-off has started.
 
-        If so, the ledger allows the attempt to continue without handing over the plan twice.
+        If so, the attempt can continue from the ledger without handing over the plan twice.
         """
         del state_folder
         return self._ledger.get(self._identity(order)) is not None
@@ -411,7 +411,10 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _receipt_problems(self) -> tuple[str, ...]:
-        """Return the reasons why neither hooks nor transcripts report the agent's work. Empty if one does."""
+        """Return the reasons why neither the hooks nor the transcripts report the agent's work.
+
+        Return an empty tuple if at least one of them does.
+        """
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

@@ -22,7 +22,7 @@ class DriverError(ExecutorError):
 class NotPressedError(DriverError):
     """Raised if no key was pressed.
 
-    The screen is locked, or another program or window would have received the key.
+    Either the screen is locked, or another program or window would have received the key.
     """
 
 
@@ -37,7 +37,7 @@ class Window(Value):
 
 
 class Frame(Value):
-    """Position of a window on the screen in click units: points on macOS, pixels on X11."""
+    """The position of a window on the screen in click units: points on macOS, pixels on X11."""
 
     x: int
     y: int
@@ -57,7 +57,7 @@ class Element(Value):
 
 
 class Health(Value):
-    """State of a driver, including whether it is ready to be used."""
+    """The state of a driver, including whether it is ready to be used."""
 
     problems: tuple[str, ...] = ()
     """Obstacles, each with how to fix it. Empty if the driver is ready."""
@@ -69,7 +69,7 @@ class Health(Value):
 
 
 class Driver(Protocol):
-    """A desktop. Calls block for a few seconds at most. Only one thread may call at a time.
+    """A desktop. Each call blocks for at most a few seconds. Only one thread may use it at a time.
 
     All methods except `preflight` raise DriverError.
     """
@@ -96,7 +96,7 @@ class Driver(Protocol):
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the focused element of the active window, or None if there is none or it is unknown."""
+        """Return the focused element of the active window, or None if no element is focused or this is unknown."""
         ...
 
     def clipboard(self) -> str | None:
@@ -167,13 +167,13 @@ def gui_folder() -> Path:
 
 
 class Ledger:
-    """Durable record of this host's hand-offs in a folder. It survives a power loss."""
+    """A durable record of this host's hand-offs in a folder. It survives a power loss."""
 
     def __init__(self, folder: Path, limit: int = ENTRIES_LIMIT) -> None:
         self._folder, self._kept = folder, limit
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return the last ledger entry of a hand-off, or None.
+        """Return the latest ledger entry of a hand-off, or None if there is none.
 
         Raises:
             ExecutorError: the entry cannot be read, so it is unknown whether Enter was pressed.
@@ -200,7 +200,7 @@ class Ledger:
         return entry
 
     def texts(self) -> Iterator[str]:
-        """Return the texts of the latest hand-offs. These texts may be deleted from a chat box."""
+        """Return the texts of the latest hand-offs. The executor may delete these texts from a chat box."""
         for _, path in self._newest()[:LEFTOVERS]:
             with suppress(OSError, ValidationError):
                 yield Entry.model_validate_json(path.read_bytes()).text

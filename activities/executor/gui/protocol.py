@@ -173,7 +173,7 @@ class HandOff:
         raise HandOffRefusedError(f"{description} is not open. Open the project folder in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
-        """Focus the chat box and return its window and the box. No key is pressed in any other window."""
+        """Focus the chat box. Return its window and its element. No key is pressed in any other window."""
         window = self._find()
         if not self._is_active(window):
             self.driver.activate(window)
@@ -242,7 +242,7 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _enter_text(self, message: Message, *, pending: bool) -> None:
-        """Replace the content of the chat box with this text.
+        """Replace the content of the chat box with the message.
 
         Set `pending` if an earlier paste may still arrive.
 
@@ -271,15 +271,15 @@ class HandOff:
         raise last
 
     def _is_stable(self, window: Window, message: Message) -> bool:
-        """Return whether the text stays unchanged for a while.
+        """Return whether the message stays unchanged in the chat box for a while.
 
-        If the text was pasted twice, the second paste may still arrive.
+        A second paste of the same message may still arrive.
         """
         self._until(lambda: self._read_box(window, message) is not BoxState.OURS, PENDING_S)
         return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Take one step towards the desired content. Return True if the box may now contain our paste."""
+        """Try once to correct the content of the chat box. Return True if it may now contain our paste."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
@@ -305,7 +305,7 @@ class HandOff:
                 return pasted
 
     def _paste(self, window: Window, message: Message) -> bool:
-        """Paste the text and wait until it appears. Return whether the keys were pressed."""
+        """Paste the text and wait until it appears. Return True if the keys were pressed."""
         self.driver.set_clipboard(message.text)
         # The new clipboard owner may need a moment to answer.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
@@ -345,7 +345,7 @@ class HandOff:
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
         """Press Enter until the agent has received the text. Nothing is pasted.
 
-        `enters` is the number of times that Enter was already pressed. Use 1 if it is unknown.
+        `enters` is the number of times that Enter has already been pressed. Use 1 if the number is unknown.
         """
         box = BoxState.OURS if enters == 0 else None
         since = checked_at = self.now()

@@ -29,7 +29,7 @@ class TooLargeError(Exception):
 
 
 class ByteBudget:
-    """Byte budget for the requests that a gateway keeps in memory."""
+    """The number of bytes that a gateway may keep in memory for requests."""
 
     def __init__(self) -> None:
         self._left = ALL_REQUESTS_BYTES
@@ -46,7 +46,7 @@ class ByteBudget:
 
 
 class AgentConnection:
-    """Reads requests and writes responses. Use it from the gateway's event loop."""
+    """Reads requests from an agent and writes responses. It must be used from the gateway's event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: ByteBudget) -> None:
         self._budget = budget
@@ -134,7 +134,7 @@ class AgentConnection:
     async def linger(self) -> None:
         """Keep reading input for a moment.
 
-        An immediate connection reset would discard the response before the agent reads it.
+        If the connection were reset immediately, the agent could not read the response.
         """
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
@@ -179,7 +179,7 @@ class AgentConnection:
         return event
 
     async def _wait_for_hang_up(self) -> None:
-        """Wait until the agent closes the connection. Some early input is kept for the next request."""
+        """Wait until the agent closes the connection. Input that arrives early is kept for the next request."""
         early = 0
         with suppress(OSError):
             while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):

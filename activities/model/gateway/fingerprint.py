@@ -96,8 +96,8 @@ _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for ru
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
     """Return the hex SHA-256 that identifies a call.
 
-    It covers the wire format, method, path, query and normalised body. `volatile` lists the paths that
-    differ between runs, in a fixed order.
+    The hash covers the wire format, method, path, query and normalised body. `volatile` lists the file paths
+    that differ between runs, in a fixed order.
     """
     try:
         body = json.loads(call.body) if call.body else None
@@ -121,7 +121,7 @@ def normalise(value: Any, volatile: Sequence[str]) -> Any:
 
 
 def marks(volatile: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each path with its placeholder. Longer paths come first, because a path may contain another one."""
+    """Return each path with its placeholder. Longer paths come first, because they may contain shorter ones."""
     pairs = [(path.rstrip("/"), f"<volatile-{number}>") for number, path in enumerate(volatile)]
     return sorted((pair for pair in pairs if pair[0]), key=lambda pair: -len(pair[0]))
 
@@ -141,7 +141,7 @@ _RECORDED_HEADERS = ("content-type", "retry-after", "x-ratelimit-", "anthropic-r
 
 
 class Recorder:
-    """A source that records another source's responses."""
+    """A source that records the responses of another source."""
 
     def __init__(self, spec: GatewaySpec, source: Source, path: Path) -> None:
         """Open the recording for appending.
@@ -225,9 +225,9 @@ class Recorder:
 
 
 class Player:
-    """A source that responds only from a recording.
+    """A source that only replays recorded responses.
 
-    Equal calls are answered in the order in which they were recorded.
+    The responses to equal calls are replayed in the order in which they were recorded.
     """
 
     def __init__(self, spec: GatewaySpec, path: Path) -> None:

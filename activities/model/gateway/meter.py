@@ -214,7 +214,7 @@ class Meter:
     def begin(self) -> int:
         """Count a model call and return its number, starting at 1.
 
-        If the budget is spent, return 0 and do not count.
+        If the budget is exhausted, return 0 and do not count the call.
         """
         with self._lock:
             if self._describe_spent_budget():
@@ -226,14 +226,14 @@ class Meter:
             return number
 
     def describe_spent_budget(self) -> str:
-        """Return a sentence about the exhausted budget, or "" if the budget is not exhausted."""
+        """Return a sentence that explains why the budget is exhausted, or "" if it is not."""
         with self._lock:
             return self._describe_spent_budget()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
         """Record the start of a response.
 
-        A limit in the headers is recorded before the agent sees it.
+        If the headers report a limit, it is recorded before the agent sees them.
         """
         with self._lock:
             self._count(status)
@@ -305,7 +305,7 @@ class Meter:
 
 
 def add_usage(total: Usage, more: Usage) -> Usage:
-    """Add two usages. A field stays None if neither of them reports it."""
+    """Return the sum of two usages. A field stays None if neither usage reports it."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
 
@@ -328,7 +328,7 @@ def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
 
 
 def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> None:
-    """Record response metadata for telemetry, and the status of a failed call."""
+    """Record the metadata of a response for telemetry. Also record the status of a failed call."""
     if reader is not None:
         span.record_answer(
             ModelAnswer(

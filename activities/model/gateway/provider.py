@@ -111,7 +111,7 @@ class KeyMask:
 
 
 def forms(key: str) -> Iterator[bytes]:
-    """Yield the encodings in which a key may appear: plain, URL-quoted, hex, and base64 within other text."""
+    """Yield the forms in which a key may appear: plain, URL-quoted, hex, and base64 within other text."""
     raw = key.encode()
     yield from {raw, quote(key, safe="").encode(), raw.hex().encode(), raw.hex().upper().encode()}
     for before in range(3):
@@ -135,10 +135,10 @@ _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "c
 
 
 class Provider:
-    """The provider behind a gateway. Use it from a single event loop."""
+    """The provider behind a gateway. It must be used from a single event loop."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Create a provider without connecting. `at_once` is the maximum number of connections."""
+        """Create a provider without connecting to it. `at_once` is the maximum number of connections."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._key_mask = KeyMask(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
@@ -252,7 +252,7 @@ class ProxiedCall:
             self._end()
 
     def _end(self) -> None:
-        """Stop metering this call. Call this before the agent receives the end of the response."""
+        """Stop metering this call. Call this before the end of the response is sent to the agent."""
         if self._number:
             self._meter.end(self._number, self._tokens)
             self._number = 0

@@ -72,7 +72,7 @@ class GatewayServer:
 
     @property
     def base_url(self) -> str:
-        """Loopback URL for the agent, with the same path as the upstream URL."""
+        """The loopback URL for the agent. It has the same path as the upstream URL."""
         return f"http://127.0.0.1:{self._port}{self._prefix}"
 
     def read_counters(self) -> GatewayCounters:

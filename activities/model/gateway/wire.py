@@ -37,7 +37,7 @@ class Cassette(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySpec:
-    """Configuration of the gateway for one delivery."""
+    """The configuration of the gateway for one delivery."""
 
     wire: Wire
     upstream: str
@@ -57,7 +57,7 @@ class GatewaySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayCounters:
-    """Counters for all calls so far."""
+    """The counters for all calls so far."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -130,7 +130,7 @@ class Route:
 
 
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
-    """Return the route for a request, or None if agents do not need such requests.
+    """Return the route for a request, or None if agents do not need to send this kind of request.
 
     `target` is the path and query as sent. `prefix` is the base URL's path without a trailing slash.
     """
@@ -171,8 +171,8 @@ def key_header(wire: Wire, key: str) -> tuple[str, str]:
 def refusal(wire: Wire, status: int, message: str) -> bytes:
     """Build an error body in the wire format.
 
-    For a spent budget (429), the body uses the error type that makes agents stop immediately. Not all
-    formats have such a type.
+    If the budget is exhausted (429), the body contains the error type that makes agents stop immediately. Not
+    all formats have such a type.
     """
     body: dict[str, Any]
     match wire:

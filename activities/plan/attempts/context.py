@@ -75,7 +75,9 @@ def is_cacheable(step: Step) -> bool:
 
 
 def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
-    """Return whether fetched documents are younger than `max_age_s`. Always True for steps that fetch nothing.
+    """Return whether the fetched documents are younger than `max_age_s`.
+
+    Always return True for steps that fetch nothing.
 
     Raises:
         ArtifactMissingError: the store does not contain the document list.

@@ -101,7 +101,7 @@ def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: Referen
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
     """Return the paths that a step is known to write.
 
-    These are the files that it edits, or the files that its shell command is certain to write.
+    These are the files that the step edits, or the files that its shell command certainly writes.
     """
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))
@@ -116,7 +116,7 @@ def drop_own_drift(
     """Return the drift to report, or None if the step itself caused all of it.
 
     Args:
-        drift: changes that were undone.
+        drift: the changes that were undone.
         after: the tree after the step.
         changed: paths that differ between the trees before and after the step.
         own_files: paths written by the step; see `own_paths`.
@@ -129,12 +129,12 @@ def replace_files(
 ) -> Drift | None:
     """Replace the files of tree `before` on disk with the files of tree `after`.
 
-    Other people's changes stay on disk, and the next step that writes asks about them. They are undone
-    only if they overlap the lines that the step changed.
+    Other people's changes stay on disk, and the next writing step asks about them. They are only undone if
+    they overlap the lines that the step changed.
 
     Returns:
-        The undone changes that the caller did not make. With `undone_step`, these include changes by
-        unknown authors made while the step ran.
+        The undone changes that the caller did not make. With `undone_step`, they include changes by unknown
+        authors that were made while the step was running.
     """
     drift, target = None, after
     try:
@@ -171,7 +171,10 @@ def check_step(work: Work) -> RunnerResult | None:
 def _enforce_ruling(
     work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
 ) -> RunnerResult | None:
-    """Return a denial, or a question that has not been approved yet. Return None if the action is allowed."""
+    """Enforce a ruling of the policy on an action.
+
+    Return a denial or a question that still needs approval, or None if the action is allowed.
+    """
     if ruling.verdict is Verdict.ALLOW:
         return None
     if ruling.verdict is Verdict.DENY:
@@ -191,7 +194,10 @@ def _enforce_ruling(
 
 
 def check_command(work: Work) -> str:
-    """Return the reason why the policy denies a compensation command, or "". This never asks for approval."""
+    """Return the reason why the policy denies a compensation command, or "" if it allows the command.
+
+    This never asks for approval.
+    """
     ruling = judge(work.plan.policy, work.step, find_effects(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
@@ -360,8 +366,8 @@ class AttemptRunner:
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
         """Run an attempt that `prepare` has returned.
 
-        `left` is the tree that child workflows produced. If it is set, other people's changes are kept
-        without asking. The next step that writes asks about them.
+        `left` is the tree that child workflows produced. If it is set, other people's changes are kept without
+        asking. The next writing step asks about them.
 
         Raises:
             CancelledError: the activity was cancelled.
@@ -443,7 +449,7 @@ class AttemptRunner:
     def _settle_tree(
         self, work: Work, run_result: RunnerResult, tree: "WorkingTree", after: str, *, has_other_changes: bool = False
     ) -> StepResult:
-        """Keep a step's changes, or undo them.
+        """Keep or undo the changes that a step made.
 
         Changes are undone if the step failed or if a person must first approve its deletions. With
         `has_other_changes`, the disk may contain other people's changes in addition to the tree `after`.
@@ -501,7 +507,7 @@ def _find_earlier_result(work: Work) -> StepResult | None:
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Run the step's action and check the step's contract. Return the result with the outputs."""
+    """Run the step's action and check its contract. Return the result, including the outputs."""
     try:
         run_result = act(work)
     except _STEP_ERRORS as error:

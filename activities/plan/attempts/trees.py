@@ -96,7 +96,7 @@ def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Ent
 def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
     """Return the entry that reverts a step's change to a file, or None if there is a conflict.
 
-    The file has changed again since the step.
+    This is used for files that have changed again since the step.
     """
     before, after = change.before, change.after
     if now is None or before is None or after is None:
@@ -142,12 +142,11 @@ def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
     """Find the existing ignored files and folders that no step may change.
 
-    Ignored folders such as `node_modules` are not searched because they may be huge, unless they are
-    protected.
+    Ignored folders such as `node_modules` may be huge. They are only searched if they are protected.
 
     Args:
-        root: top folder of the tree.
-        rules: lists of patterns.
+        root: the top folder of the tree.
+        rules: the lists of patterns.
         covered: also return paths that are covered by snapshots.
     """
     names: list[str] = []

@@ -88,7 +88,7 @@ def _describe_decision(work: Work) -> str:
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
-    """Convert hypotheses to options for a person. Each option states the plan's confidence."""
+    """Convert hypotheses to options for a person. Each option states the confidence in its hypothesis."""
     beliefs = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 

@@ -32,7 +32,7 @@ class Patch:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Paths that change when the diff is applied."""
+        """The paths that change when the diff is applied."""
         return () if self.applied else self.paths
 
     def check(self) -> None:
@@ -54,7 +54,8 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     """Parse a diff that can be applied to a working tree.
 
     Raises:
-        InvalidRequestError: the text is not a diff, is too large, or changes a path that no step may touch.
+        InvalidRequestError: the text is not a diff, is too large, or changes a path that steps must not
+            touch.
     """
     if len(text) > PATCH_BYTES:
         raise InvalidRequestError(
@@ -96,7 +97,7 @@ _CRLF = b"\r\n"
 
 @dataclass
 class Draft:
-    """File contents before and after the edits. None means that the file is missing."""
+    """The contents of files before and after the edits. None means that the file does not exist."""
 
     root: Path
     before: dict[str, bytes | None] = field(default_factory=dict)

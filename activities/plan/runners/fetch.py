@@ -158,7 +158,7 @@ def _first_line(text: str) -> str:
 def _words(text: str) -> tuple[str, str]:
     """Extract the title and text of an HTML page.
 
-    Uses a custom scanner, because the standard library's parser takes quadratic time on malformed pages.
+    This uses a custom scanner, because the standard library's parser takes quadratic time on malformed pages.
     """
     folded = text.replace("\u0130", "I").lower()  # the only letter whose lower case has two characters
     parts: list[str] = []
@@ -213,7 +213,10 @@ OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.",
 
 
 def words(text: str) -> list[str]:
-    """Split prose or code into lower-case words. `maxRetries` yields three words: the whole and its two parts."""
+    """Split prose or code into lower-case words.
+
+    A name such as `maxRetries` yields three words: the whole name and its two parts.
+    """
     terms: list[str] = []
     for token in _WORD.findall(text):
         if len(token) > WORD_CHARACTERS:
@@ -259,7 +262,7 @@ class Source(NamedTuple):
 
 
 def source_score(source: Source, query: str) -> float:
-    """Rate a source from 0 to about 2.5 by its coverage of the query and its origin.
+    """Rate a source by its origin and by its coverage of the query. The score is between 0 and about 2.5.
 
     The score is the sum of the query's coverage by the text (up to 1) and by the title (up to 0.5), plus
     0.6 for a standards host, 0.4 for a documentation host and 0.1 for https. The score of a document
@@ -312,7 +315,7 @@ class FetchRunner:
     """Fetches a step's documents one at a time. Documents cached by an earlier attempt are skipped."""
 
     def preview(self, work: Work) -> str:
-        """List the URLs. Each one is marked as cached or to be fetched."""
+        """List the URLs. Each URL is marked as cached or to be fetched."""
         cache, urls, _ = self._read_urls(work)
         cached_urls = {url for url in urls if _fresh(cache.find(url), work)}
         return "\n".join(f"{'cached' if url in cached_urls else 'fetch '} {url}" for url in urls)

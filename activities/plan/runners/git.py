@@ -29,8 +29,8 @@ def pull_request_text(
 ) -> str:
     """Write the pull request text in Markdown.
 
-    It covers the level of proof, rationale, step results, decisions, risks and files. A step writes it
-    while the plan runs, so nothing is proven yet.
+    It covers the level of proof, rationale, step results, decisions, risks and files. A step writes this text
+    while the plan is still running, so nothing has been proven yet.
     """
     steps = {step.id: step for step in plan.steps}
     last = {r.step: r.result for r in records}
@@ -82,7 +82,7 @@ class GitRunner:
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the git step. It is not a failure if the branch exists or there is nothing to commit."""
+        """Run the git step. It does not fail if the branch already exists or there is nothing to commit."""
         action = _action(work)
         outputs: dict[str, Any] = {}
         with user_git(UserRepository(work.root)) as git:
@@ -136,7 +136,7 @@ def _action(work: Work) -> GitAction:
 
 
 def _paths(paths: Any) -> Iterator[str]:
-    """Yield the paths in a list. A resolved reference in the list may itself be a list of paths."""
+    """Yield the paths in a list. A reference in the list may have been resolved to another list of paths."""
     for path in paths:
         if isinstance(path, list | tuple):
             yield from _paths(path)
@@ -161,7 +161,7 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
-    """Commit the files. Return True if the commit exists, or False if there was nothing to commit."""
+    """Commit the files if they are not committed yet. Return False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a relative path inside the tree")
     paths = ("--", *action.paths) if action.paths else ()

@@ -107,13 +107,13 @@ class ModelQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRunnerResult(RunnerResult):
-    """A model's answer. Its fields are the outputs."""
+    """A model's answer. Its fields are used as outputs."""
 
     model: str = ""
 
 
 class PlanModel:
-    """Sends plan steps' questions to the worker's model service."""
+    """Sends the questions of plan steps to the worker's model service."""
 
     def __init__(self, service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> None:
         self._service = service
@@ -233,7 +233,7 @@ PLAIN = strict({"type": "object", "properties": {"text": {"type": "string"}}})
 
 
 class ModelRunner:
-    """Runs model steps. The answer's fields are the outputs."""
+    """Runs model steps. The fields of the answer become the step's outputs."""
 
     def __init__(self, model: PlanModel) -> None:
         self._model = model

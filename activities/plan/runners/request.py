@@ -69,7 +69,7 @@ class WebError(Exception):
     def __init__(
         self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0
     ) -> None:
-        """Save the class and the scrubbed reason. `requests` is the number of requests already sent."""
+        """Save the failure class and the scrubbed reason. `requests` is the number of requests already sent."""
         super().__init__(reason)
         self.failure = StepFailure(
             failure_class=failure_class,
@@ -115,10 +115,13 @@ class WebAnswer:
 
 
 def send(request: WebRequest) -> WebAnswer:
-    """Send a request and follow redirects to allowed hosts. Do not call this from a thread with an event loop.
+    """Send a request and follow redirects to allowed hosts.
+
+    Do not call this from a thread with a running event loop.
 
     Raises:
-        WebError: the policy denies the request, it timed out, the response is too large, or its status is not accepted.
+        WebError: the policy denies the request, the request timed out, the response is too large, or its
+            status is not accepted.
     """
     return asyncio.run(_send(request))
 
@@ -158,7 +161,10 @@ async def _follow(request: WebRequest) -> WebAnswer:
 
 
 def _redirect(call: WebRequest, target: str, status: int) -> WebRequest:
-    """Build the request that follows a redirect (RFC 9110, section 15.4). Secrets stay within their origin."""
+    """Build the request that follows a redirect (RFC 9110, section 15.4).
+
+    Secrets are never sent to another origin.
+    """
     if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
         call = replace(call, method="GET", content=None)
     if _origin(target) != _origin(call.url):
@@ -281,5 +287,5 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _strip_query(url: str) -> str:
-    """Remove the query from a URL for use in messages, because it may contain secrets."""
+    """Remove the query from a URL. The query may contain secrets that must not appear in messages."""
     return shorten(url.partition("?")[0], 200)

@@ -35,7 +35,7 @@ class ShellRunner:
     """Runs shell steps."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
-        """Set the sandbox, its limits, and the seconds between SIGTERM and SIGKILL."""
+        """Set the sandbox, its settings, and the number of seconds between SIGTERM and SIGKILL."""
         self._sandbox = sandbox
         self._settings = settings
         self._grace_s = grace_s
@@ -47,7 +47,8 @@ class ShellRunner:
         """Run the step's command in the sandbox.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install
+                one.
             SettingsError: the sandbox settings refer to a missing path. Not retryable.
         """
         action, command = work.action(ShellAction), work.command
@@ -88,14 +89,14 @@ class ShellRunner:
 
 
 def _as_output(stdout: bytes) -> str:
-    """Return the standard output as an output value. A single line loses its newline, as with `$(...)`."""
+    """Convert standard output to an output value. A single line loses its newline, as with `$(...)`."""
     text = stdout.decode("utf-8", "replace")
     return text[:-1] if text.find("\n") == len(text) - 1 else text
 
 
 @contextmanager
 def _receiver() -> Iterator[tuple[Path, int]]:
-    """Yield a file for standard output and a descriptor for reading it."""
+    """Yield a file that receives standard output, and a descriptor for reading the file."""
     with tempfile.TemporaryDirectory(prefix="tightloop-step-", ignore_cleanup_errors=True) as name:
         # Resolved: on macOS the temporary folder is a symlink, and sandbox-exec matches real paths.
         stdout_file = Path(name).resolve() / "stdout"
@@ -163,7 +164,7 @@ def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure 
 
 
 def _judges_exit_code(step: Step) -> bool:
-    """Return whether the criteria check the exit code. If they do not, it must be 0."""
+    """Return whether the criteria check the exit code. If they do not, the exit code must be 0."""
     for rule in (criterion for criterion in step.expect if isinstance(criterion, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):

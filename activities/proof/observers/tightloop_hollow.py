@@ -38,7 +38,7 @@ _instructions = None
 
 
 def begin():
-    """Hook into the import of the product's modules."""
+    """Install an import hook for the product's modules."""
     global _instructions
     try:
         with open(os.environ[PLACE], encoding="utf-8") as file:

@@ -25,7 +25,7 @@ _RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_", "TOX_", "NOX_")
 
 
 class Loads:
-    """Reports loaded files. Each file is reported once for every file that loaded it."""
+    """Reports which files are loaded. A file is reported once for every file that loads it."""
 
     def __init__(self, teller):
         self._teller = teller
@@ -70,7 +70,7 @@ class Loads:
         return ""
 
     def opener(self, frame):
-        """Return the tree file that is executing in a frame or in one of its callers, or ""."""
+        """Return the file of the tree that is executing in a frame or one of its callers, or ""."""
         for _ in range(_FRAMES):
             if frame is None:
                 return ""
@@ -116,7 +116,7 @@ class Loads:
                 self.flush()
 
     def flush(self):
-        """Report the loads since the last report."""
+        """Report the files that were loaded since the last report."""
         if self._waiting:
             self._teller.tell_all(self._waiting)
             self._waiting, self._told = [], time.monotonic()
@@ -169,7 +169,7 @@ class Loads:
         builtins.SystemExit = SystemExit
 
     def _early_exit(self, frame):
-        """Return the file that ends a main program of the tree early, or None."""
+        """Return the file that ended the tree's main program early, or None."""
         by, main = self.opener(frame), None
         while frame is not None:
             if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
@@ -193,7 +193,7 @@ class Loads:
     # -- what the product does to its surroundings ------------------------------------------------------------
 
     def remember(self, module):
-        """Record the names in a newly loaded module. Names added later do not count as replacements."""
+        """Record the names in a newly loaded module. Names that are added later are not replacements."""
         name = getattr(module, "__name__", None)
         if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
             self._names[name] = frozenset(vars(module))

@@ -65,7 +65,7 @@ _loads = None
 
 
 def begin():
-    """Report that this interpreter has started, and hook into the import of test runners."""
+    """Report that this interpreter has started, and install an import hook for test runners."""
     global _teller, _loads
     target = os.environ.get(PLACE, "")
     if not target or _teller is not None:
@@ -267,7 +267,7 @@ def _make_session(pytest, teller, is_part):
         def pytest_runtest_call(self, item):
             """Record a test's error before the project's hooks see it.
 
-            Code that has replaced the test is also recorded.
+            If other code has replaced the test, this is also recorded.
             """
             _loads.started_tests = True
             code = getattr(getattr(item, "obj", None), "__code__", None)

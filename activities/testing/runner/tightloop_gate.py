@@ -49,7 +49,7 @@ class _Teller:
 
 
 class _Gate:
-    """Runs every test twice on its own, and then with mutants of the lines that the test executes."""
+    """Runs every test twice without mutants, and then with mutants of the lines that the test executes."""
 
     def __init__(self, orders, teller):
         self._orders, self._teller = orders, teller

@@ -12,7 +12,7 @@ import types
 
 
 class Changing:
-    """Source files below a folder, with mutants applied."""
+    """Applies mutants to the source files in a folder."""
 
     def __init__(self, root):
         self._root = root
@@ -33,7 +33,7 @@ class Changing:
         return sorted(lines)
 
     def note_functions(self, paths):
-        """Find the functions that are loaded from some files. Do this once for all child processes."""
+        """Find the functions that were loaded from the given files. Call this once before forking child processes."""
         local_paths = {}
         # Not by module attributes: decorators, closures and tables hold functions that none of them names.
         for function in gc.get_objects():
@@ -91,7 +91,7 @@ class Changing:
 
 
 class _Finder:
-    """Finds a module as usual and replaces its code."""
+    """Finds a module as usual, but replaces its code with a mutant."""
 
     def __init__(self, path, source):
         self._path, self._source = path, source

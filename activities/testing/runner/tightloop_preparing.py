@@ -20,7 +20,7 @@ def plugins():
 
 
 def warm(names):
-    """Import libraries in advance, so that only the first session is slow to start."""
+    """Import libraries in advance, so that the import does not slow down every session."""
     for name in names:
         if name not in sys.modules or name == LETTERS:
             try:

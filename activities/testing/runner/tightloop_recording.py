@@ -15,7 +15,7 @@ _HELPING = ("test", "tests", "testing", "conftest")
 
 
 class Watching:
-    """Trace function for files in the tree."""
+    """Traces the lines and exceptions in the files of the tree."""
 
     def __init__(self, root, changed, test_files):
         self._roots = tuple({os.path.join(os.path.abspath(folder), "") for folder in (root, os.path.realpath(root))})
@@ -54,7 +54,7 @@ class Watching:
         return names
 
     def judge(self, error):
-        """Return whether a failure is an assertion, and which kind of code raised it."""
+        """Return whether a failure is an assertion, and the kind of code that raised it."""
         assertions = (AssertionError, pytest.fail.Exception)
         # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
@@ -71,7 +71,7 @@ class Watching:
         }
 
     def _place(self, error):
-        """Return the role of the code that failed. Libraries between this code and the error are skipped."""
+        """Return the role of the code that raised an error. Frames in libraries are skipped."""
         for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             code = frame.f_code
             role, path = self._role(code.co_filename)
@@ -142,7 +142,7 @@ def nothing(outcome, seconds):
 
 
 class Plugin:
-    """Replaces pytest's loop over the tests."""
+    """A pytest plugin that replaces pytest's loop over the tests."""
 
     def __init__(self, server):
         self._server = server
@@ -210,7 +210,7 @@ class Recorder:
 
 
 def canaries_sing(session):
-    """Return whether the canary tests work: one must fail and the other must pass."""
+    """Return whether the two canary tests work. One must pass and the other must fail."""
     from _pytest.runner import call_and_report
 
     class Canary(pytest.Item):

@@ -24,7 +24,7 @@ TAIL = 1500
 
 
 class Session:
-    """Controlling end of a session. The other end is `_Server`."""
+    """Controls a session from the parent process. `_Server` runs in the session itself."""
 
     def __init__(self, orders, forget, mutant):
         self._orders = orders

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 class TreeChange(NamedTuple):
-    """Path whose file differs between two trees. None means that the file does not exist."""
+    """A path whose file differs between two trees. None means that the file does not exist."""
 
     path: bytes
     before: Entry | None

@@ -28,7 +28,7 @@ FAR = 0x80000000
 
 
 class PackFile:
-    """Pack that is being written. It becomes readable when it is finished."""
+    """A pack that is being written. It becomes readable when it is finished."""
 
     def __init__(self, folder: Path, *, level: int) -> None:
         self._folder = folder
@@ -132,7 +132,7 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
 
 
 class TreeStore:
-    """Objects and refs of a project. Each instance must be used by only one thread."""
+    """The objects and refs of a project. Each instance must be used by only one thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -149,7 +149,7 @@ class TreeStore:
 
     @cached_property
     def repository(self) -> pygit2.Repository:
-        """The open store.
+        """The opened git repository of the store.
 
         Raises:
             WorkspaceError: the store is missing.
@@ -202,7 +202,7 @@ class TreeStore:
                 yield out
 
     def size(self, blob: str) -> int:
-        """Return the size of an object. Packed objects are not read to find their size.
+        """Return the size of an object in bytes. Packed objects are not read.
 
         Raises:
             GitError: the object is missing.
@@ -240,7 +240,7 @@ class TreeStore:
     def changes(self, before: str, after: str) -> list[TreeChange]:
         """Return the paths that differ between two trees, sorted.
 
-        If a file became a folder, the file's path is removed and the paths in the folder are added.
+        If a folder replaced a file, the file's path is removed and the paths in the folder are added.
         """
         return self.listed_changes(before, after)[0]
 
@@ -286,7 +286,7 @@ class TreeStore:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
-        """Collect new objects. They become visible if the block ends without an error."""
+        """Yield a sink that collects new objects. They become visible if the block ends without an error."""
         with translated_errors(self.folder):
             sink = ObjectSink(self.folder, self.repository)
             try:

@@ -50,7 +50,7 @@ class RuleList:
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
-        """Return whether a rule ignores a path, or None if no rule matches.
+        """Return True if a rule ignores a path, False if a rule includes it, and None if no rule matches.
 
         The path includes `base` and has the format of `as_bytes_text`.
         """

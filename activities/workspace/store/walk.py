@@ -32,7 +32,7 @@ UNKNOWN = -1
 
 
 class Row(NamedTuple):
-    """Recorded state of a file or symlink."""
+    """The recorded state of a file or symlink."""
 
     mtime_ns: int
     """Modification time.
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Folder:
-    """Recorded state of a folder. Uncovered files are left out."""
+    """The recorded state of a folder. Files that snapshots do not cover are left out."""
 
     __slots__ = ("files", "folders", "tree")
 
@@ -62,7 +62,10 @@ class Folder:
         return bool(self.files or self.folders)
 
     def same_content(self, other: "Folder") -> bool:
-        """Return whether the tree id of `other` is known and this folder has the same content."""
+        """Return whether this folder has the same content as `other`.
+
+        Return False if the tree id of `other` is unknown.
+        """
         if not other.tree or len(self.files) != len(other.files) or len(self.folders) != len(other.folders):
             return False
         for name, below in self.folders.items():
@@ -116,7 +119,7 @@ States = LruCache[Path, tuple[Signature, Folder]]
 
 
 class StatCache:
-    """Last known state of a working tree, stored in a file and in memory."""
+    """The last known state of a working tree, stored in a file and in memory."""
 
     def __init__(self, path: Path, memory: States) -> None:
         self._path = path
@@ -217,12 +220,12 @@ READ_ROUNDS = 3
 
 
 class WalkTimeoutError(GitError):
-    """A tree could not be read in time."""
+    """Raised when a tree cannot be read in time."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Files of a working tree that are covered by its snapshots."""
+    """The files of a working tree that its snapshots cover."""
 
     rules: Rules = field(default_factory=Rules)
     """The user's rules for the whole tree. `.gitignore` files are read during the walk."""
@@ -246,7 +249,7 @@ class Walk:
         seconds: float,
         ignored: Callable[[str], None] | None = None,
     ) -> None:
-        """Read covered files into `sink` within `seconds`. If `sink` is None, files are only listed.
+        """Prepare to read covered files into `sink` within `seconds`. If `sink` is None, files are only listed.
 
         `ignored` is called with the path of every ignored file and folder. Folders have a trailing slash.
         """

@@ -162,7 +162,7 @@ def describe_drift(
     store: Path | None = None,
     step: str = "",
 ) -> Drift:
-    """Describe the drift before changes are undone. Tool caches are left out.
+    """Describe the differences between the expected tree and the files on disk. Tool caches are left out.
 
     Pass `store` if the changes are about to be undone. The report then contains the command that restores
     them.
@@ -251,7 +251,9 @@ class _Conflict(NamedTuple):
 
 
 def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-    """Merge the changes from `base` to `theirs` into `ours`. With `markers`, conflicts are written into the files.
+    """Merge the changes from `base` to `theirs` into `ours`.
+
+    If `markers` is set, conflicts are marked in the files.
 
     Raises:
         GitError: a tree is not in the store or cannot be merged. Retryable.
@@ -351,9 +353,9 @@ class PackedTrees:
     """Packs trees as git pack files for a store on another host. Working trees are not read."""
 
     def pack(self, scope: EpisodeScope, tree: str, known_tree: str) -> dict[str, bytes]:
-        """Pack the objects of a tree that `known_tree` does not have. Return the files of the pack by name.
+        """Pack the objects of a tree that `known_tree` does not contain.
 
-        The files are the pack and its index. The result is empty if no object is missing.
+        Return the pack and its index by file name, or an empty dictionary if there is nothing to pack.
         """
         store = TreeStore(store_folder_of(scope))
         object_ids: dict[str, None] = {}
@@ -397,7 +399,7 @@ class PackedTrees:
 
 
 def _collect(store: TreeStore, tree: str, known_tree: str, object_ids: dict[str, None]) -> None:
-    """Collect the objects of a tree. Objects that a known tree has at the same path are skipped."""
+    """Collect the objects of a tree, except for objects that a known tree has at the same path."""
     if tree in (known_tree, EMPTY_TREE) or tree in object_ids:
         return
     if not store.holds(tree):

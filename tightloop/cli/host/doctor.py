@@ -42,7 +42,7 @@ OLDEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one of the doctor's checks."""
+    """The result of one of the doctor's checks."""
 
     name: str
     ok: bool
@@ -98,7 +98,7 @@ def _version(program: TrustedProgram) -> str:
 
 
 def _started_programs() -> list[Finding]:
-    """List the programs that run outside the sandbox, and the PATH folders that are ignored."""
+    """List the programs that run outside the sandbox, and the folders in PATH that are ignored."""
     programs = find_startup_programs().items()
     rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in programs]
     signs_with = global_setting("gpg.ssh.program", kind="path")
@@ -179,7 +179,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 async def _check_open_work(client: TightloopClient) -> list[Finding]:
-    """Report open work that can only be continued by a host without a worker."""
+    """Report open work that cannot continue because its host has no worker."""
     try:
         hosts = await client.unserved_hosts()
     except TightloopError as error:

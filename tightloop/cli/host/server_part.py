@@ -19,7 +19,7 @@ DESCRIBE_SECONDS = 60
 
 
 class Role(StrEnum):
-    """Role of a worker, as defined in the server part."""
+    """The role of a worker, as defined in the server part."""
 
     ALL = "all"
     WORKFLOWS = "workflows"

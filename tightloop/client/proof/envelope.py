@@ -40,7 +40,7 @@ class Signature(Value):
 
 
 class Envelope(Value):
-    """Payload with its type and signatures. The signatures cover the payload and the type."""
+    """A payload with its type and signatures. The signatures cover the payload and the type."""
 
     payload: str
     """Content, base64."""
@@ -58,7 +58,7 @@ class Envelope(Value):
 
     @property
     def signed_bytes(self) -> bytes:
-        """Pre-authentication encoding, which is the data to sign. Raises the same errors as `content`."""
+        """The pre-authentication encoding, which is the data to sign. Raises the same errors as `content`."""
         return signed_bytes(self.payload_type, self.content)
 
 
@@ -198,7 +198,7 @@ class NoSigningKeyError(ProofError):
 
 @dataclass(frozen=True)
 class SigningKey:
-    """Signing key from the user's git configuration."""
+    """The signing key from the user's git configuration."""
 
     file: Path | None
     """Private key file, or public key file if the key is in an agent; None if the configuration contains the key
@@ -224,7 +224,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Signer:
-    """Key that made a signature, with the name of its owner."""
+    """The key that made a signature, with the name of its owner."""
 
     fingerprint: str
     principal: str
@@ -274,7 +274,7 @@ def sign(content: bytes, key: SigningKey, namespace: str = NAMESPACE) -> Signatu
 
 
 def namespace_of(sig: str) -> str:
-    """Return the namespace that a signature claims, or "" if it is not an SSH signature.
+    """Return the namespace in a signature, or "" if it is not an SSH signature.
 
     The signature is not verified.
     """
@@ -425,7 +425,7 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
-    """Run ssh-keygen, which also verifies signatures made by other signing programs."""
+    """Run ssh-keygen to verify a signature. This also works for signatures by other signing programs."""
     program = _program("ssh-keygen", "Install OpenSSH 8.9 or newer")
     try:
         return subprocess.run(

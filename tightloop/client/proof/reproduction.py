@@ -24,7 +24,7 @@ _RUNS = {TestsFrom.DELIVERED: "", TestsFrom.BEGINNING: " (with the original test
 
 
 def request_of(repository: Repository, statement: Statement, scenarios: ScenarioBundle | None) -> dict[str, Any]:
-    """Build the request for another party to reproduce a proof.
+    """Build the request that asks another party to reproduce a proof.
 
     Raises:
         ProofError: the repository lacks the initial files, or the scenarios are missing or do not match

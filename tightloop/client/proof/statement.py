@@ -50,7 +50,7 @@ class _Part(Value):
 
 
 class Descriptor(_Part):
-    """ResourceDescriptor with a name and a digest."""
+    """An in-toto ResourceDescriptor with a name and a digest."""
 
     name: str = ""
     digest: dict[str, str] = Field(default_factory=dict)
@@ -73,7 +73,7 @@ class ReportDetails(_Part):
 
 
 class CheckDetails(_Part):
-    """Result of one command of the definition of done in one run."""
+    """The result of one command of the definition of done in one run."""
 
     name: str = ""
     run: str
@@ -114,7 +114,7 @@ class FindingDetails(_Part):
 
 
 class ScenarioDetails(_Part):
-    """Result of the hidden scenarios in a proof."""
+    """The result of the hidden scenarios in a proof."""
 
     sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
     """Digest of the scenarios and a salt, so that it does not reveal them."""
@@ -136,7 +136,7 @@ class ScenarioDetails(_Part):
 
 
 class ReviewDetails(_Part):
-    """Review of the change by a model. Each doubt is one of the findings."""
+    """A model's review of the change. Each doubt is one of the findings."""
 
     model: str
     files: int = Field(default=0, ge=0)
@@ -146,7 +146,7 @@ class ReviewDetails(_Part):
 
 
 class Details(_Part):
-    """Fields that tightloop adds to the test-result v0.1 predicate."""
+    """The fields that tightloop adds to the test-result v0.1 predicate."""
 
     version: Literal[1] = 1
     episode: str
@@ -180,7 +180,7 @@ class Details(_Part):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Reasons why the passing checks prove nothing."""
+        """Reasons why the passing checks are not a proof."""
         facts = Facts(
             seen_to_fail=self.seen_to_fail, worked=self.worked, flaky=self.flaky, files_changed=self.files_changed
         )
@@ -188,7 +188,7 @@ class Details(_Part):
 
 
 class TestResult(_Part):
-    """Predicate of the statement in the test-result v0.1 format."""
+    """The predicate of the statement in the test-result v0.1 format."""
 
     result: Result
     configuration: tuple[Descriptor, ...] = Field(max_length=MOST_DESCRIPTORS)
@@ -204,7 +204,7 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """Subject of the statement, which is the tested tree."""
+    """The subject of the statement, which is the tested tree."""
 
     name: str = ""
     digest: _SubjectDigest

@@ -70,7 +70,7 @@ NESTING_LIMIT = 100
 
 @dataclass(frozen=True)
 class Repository:
-    """Working tree whose git objects are accessed through a separate git folder."""
+    """A working tree whose git objects are accessed through a separate git folder."""
 
     root: Path
     """Root of the working tree."""
@@ -255,7 +255,7 @@ def _join(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """Checked property of a proof, with its result."""
+    """A property of a proof that was checked, with the result."""
 
     holds: bool
     text: str
@@ -278,7 +278,7 @@ class Verified:
 
     @property
     def proven(self) -> bool:
-        """True if there is at least one point and all points hold."""
+        """True if there is at least one point and all points passed."""
         return bool(self.points) and all(point.holds for point in self.points)
 
     def add(self, holds: bool, text: str) -> None:
@@ -310,7 +310,7 @@ class Rules:
 
 
 def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> Verified:
-    """Check a proof's claims. If parts of the proof cannot be parsed, check the other parts.
+    """Check a proof's claims. Parts of the proof that cannot be parsed do not prevent the other checks.
 
     Args:
         content: content of the proof file.

@@ -48,7 +48,7 @@ from tightloop.memory import (
 
 
 class SolutionIndex:
-    """Index of the solutions for failures, with the evidence for each solution."""
+    """An index of the solutions for failures, with the evidence for each solution."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         self.patterns: dict[str, Pattern] = {}
@@ -106,7 +106,7 @@ def recollections(
 
 
 def entries(connection: Connection, project: str, kind: Kind | None, limit: int) -> tuple[Entry, ...]:
-    """Return the entries of one kind, newest first."""
+    """Return the entries, newest first. If `kind` is None, return entries of all kinds."""
     result: list[Entry] = []
     columns = {Kind.FAILURE: failures.c.last, Kind.PATTERN: patterns.c.at, Kind.FACT: facts.c.at}
     for entry_kind in (kind,) if kind else tuple(Kind):
@@ -228,7 +228,7 @@ AT_ONCE = 4_096
 
 
 class VectorSpace(NamedTuple):
-    """Set of vectors that can be compared. They belong to one model and one project."""
+    """A set of vectors that can be compared. They belong to one model and one project."""
 
     project: str
     model: str
@@ -308,7 +308,7 @@ def _near_by_scan(connection: Connection, space: VectorSpace, vector: "array[flo
 
 
 class WordMatches(NamedTuple):
-    """Rows that share words with a query."""
+    """The rows that share words with a query."""
 
     scores: dict[str, float]
     highest: float
@@ -351,7 +351,7 @@ def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapp
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
-    """Return the rarest words whose postings fit into the limit. At least one word is returned."""
+    """Return the rarest words whose postings fit into the limit. Return at least one word."""
     affordable: list[str] = []
     total = 0
     for term, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):

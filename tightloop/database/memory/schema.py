@@ -204,7 +204,7 @@ COMMAND_WORDS = 60
 
 
 class EmbeddedText:
-    """Text with an optional vector.
+    """A text with an optional vector.
 
     Args:
         text: the text.

@@ -72,7 +72,7 @@ REMOVED_AT_ONCE = 500
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: EmbeddedText) -> bool:
     """Store a failure and return whether it is new.
 
-    A known failure is counted again if it comes from another iteration.
+    If the failure is already known, it is counted at most once per iteration.
     """
     condition = (failures.c.project == project, failures.c.signature == failure.signature)
     stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
@@ -221,7 +221,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _PreparedQuery(NamedTuple):
-    """Search query with its vector and thresholds. Secrets are removed."""
+    """A search query with its vector and thresholds. Secrets are removed."""
 
     line: str
     vectored: EmbeddedText
@@ -348,7 +348,7 @@ class MemoryStore:
             )
 
     def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
-        """Return the entries of one kind, newest first."""
+        """Return the entries, newest first. If `kind` is None, return entries of all kinds."""
         with self._reading(project) as (connection, name):
             return entries(connection, name, kind, limit)
 

@@ -27,9 +27,9 @@ Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
 def classify(
     facts: TrackingFacts, thresholds: Thresholds = Thresholds.model_construct()
 ) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
-    """Classify an iteration by its facts.
+    """Classify an iteration based on the facts about it.
 
-    Return the lowest class that the facts imply, and all reasons. The first reason is the ratio.
+    Return the lowest class that any of the facts implies, and all reasons. The first reason is the ratio.
     """
     reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
     lowered = lowest(reason.implies for reason in reasons)
@@ -46,14 +46,14 @@ def lowest(classes: Iterable[ProbabilityClass]) -> ProbabilityClass:
 
 
 def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_construct()) -> ProbabilityClass:
-    """Map a ratio to its class."""
+    """Return the class that a ratio belongs to."""
     if ratio >= thresholds.high_from:
         return _HIGH
     return _MEDIUM if ratio >= thresholds.medium_from else _LOW
 
 
 def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
-    """Classify the spending without progress.
+    """Classify an iteration by the spending since the last progress.
 
     Return the class, and the exceeded thresholds as text.
     """
@@ -103,7 +103,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
 
 
 def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Yield the reasons that concern files outside the plan's scope and open action items."""
+    """Yield the reasons that are based on open action items and on files outside the plan's scope."""
     excused = facts.made_progress or facts.green
     if facts.out_of_scope:
         share = facts.out_of_scope_share

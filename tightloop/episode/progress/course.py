@@ -94,7 +94,7 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
 
 
 def spending(spent: Spent) -> Spending:
-    """Return the amounts that the tracker uses from an episode's spending."""
+    """Convert an episode's spending to the amounts that the tracker uses."""
     return Spending(
         iterations=spent.iterations, tokens=spent.tokens, cost_usd=spent.cost_usd, wall_time=spent.wall_time
     )
@@ -170,8 +170,8 @@ def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
 def _is_worse(iteration: Iteration) -> bool:
     """Return True if more checks or more tests fail than before.
 
-    The number of failures is used only for checks that report test counts. Longer output alone may just
-    describe a new problem.
+    The number of failures is compared only for checks that report the number of tests. Longer output
+    alone may just describe a new problem.
     """
     verification, checks = iteration.verification, iteration.checks
     if verification is None or checks is None:
@@ -182,7 +182,7 @@ def _is_worse(iteration: Iteration) -> bool:
 
 
 def _failing_tests(iteration: Iteration) -> str:
-    """Return a mark for the failing tests, or "" if they are unknown.
+    """Return a signature of the failing tests, or "" if they are unknown.
 
     If a check does not name its tests, the type of the error is used.
     """
@@ -275,7 +275,7 @@ def _came_back(errors: tuple[str, ...]) -> bool:
 
 
 def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | None:
-    """Return the changed files outside the plan's scope, and their share of the change.
+    """Return the changed files outside the plan's scope, and the share of the change that they make up.
 
     Return None if the plan has no scope.
     """
@@ -294,7 +294,7 @@ def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | Non
 
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
-    """Return the status of each verifiable action item, by the text of the item."""
+    """Return the status of each verifiable action item. The keys are the texts of the items."""
     plan_items = iteration.plan.reflection.action_items if iteration.plan else ()
     items_by_mark = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
@@ -352,7 +352,7 @@ _UNKNOWN = "-"
 
 
 class HistoryEntry(Value):
-    """Entry of the history, with the work of an iteration and its result."""
+    """An entry of the history, with the work done in an iteration and the result."""
 
     iteration: int
     title: str = ""

@@ -28,9 +28,9 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Touched(Value):
-    """Marks of the files and lines that an episode has changed.
+    """Hashes of the files and lines that an episode has changed.
 
-    The marks are ordered from oldest to newest. If there are too many, the oldest are dropped.
+    The hashes are ordered from oldest to newest. If there are too many, the oldest are dropped.
     """
 
     files: str = ""
@@ -121,7 +121,7 @@ class ProbabilityClass(StrEnum):
 
 
 class ReasonKind(StrEnum):
-    """Kind of a reason for a probability class."""
+    """The kinds of reasons for a probability class."""
 
     RATIO = "ratio"
     NO_CHANGE = "no_change"
@@ -142,7 +142,7 @@ class ReasonKind(StrEnum):
 
 
 class Reason(Value):
-    """Reason for a probability class, with the class that it implies."""
+    """A reason for a probability class, with the class that the reason implies."""
 
     kind: ReasonKind
     implies: ProbabilityClass

@@ -20,7 +20,7 @@ FILES_LIMIT = 200
 
 
 class TestsFrom(StrEnum):
-    """Source of a run's tests, test data and checker configuration."""
+    """The source of the tests, test data and checker configuration that a run uses."""
 
     DELIVERED = "delivered"
     BEGINNING = "beginning"
@@ -28,7 +28,7 @@ class TestsFrom(StrEnum):
 
 
 class FileKind(StrEnum):
-    """Role of a changed file in the checks."""
+    """The role that a changed file plays in the checks."""
 
     TEST = "test"
     TEST_DATA = "test_data"

@@ -97,7 +97,7 @@ class _Setup(NamedTuple):
 
 
 class _Scope:
-    """Values of the local names in one parameter set of a test."""
+    """The values of the local names for one parameter set of a test."""
 
     def __init__(self, local: frozenset[str]) -> None:
         self.local = local
@@ -369,7 +369,7 @@ def _parameter_names(node: ast.expr) -> list[str]:
 
 
 def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each combination of a test's parameters."""
+    """Yield the local names and their values for each combination of a test's parameters."""
     if not tables:
         yield scope
         return
@@ -379,9 +379,9 @@ def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Sco
 
 
 def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each row of a parameter table.
+    """Yield the local names and their values for each row of a parameter table.
 
-    If the rows are only known at run time, yield a single scope.
+    If the rows are not known until run time, yield a single scope.
     """
     resolved = reader.resolve(values, scope)
     rows = resolved.elts if isinstance(resolved, ast.List | ast.Tuple | ast.Set) else None
@@ -689,7 +689,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _values(node: ast.expr) -> tuple[str, ...]:
-    """Return the literals and exception names in an expected result."""
+    """Return the literals and exception names in the expected result of an assertion."""
     values = [
         str(part.value) if isinstance(part, ast.Constant) else part.id
         for part in ast.walk(node)

@@ -122,7 +122,7 @@ def _is_test_folder(path: str) -> bool:
 
 
 def is_cache(path: str) -> bool:
-    """Return whether a file is regenerated from the sources. Such a file is never part of a proof."""
+    """Return whether a file is generated from the sources, such as a cache. It is never part of a proof."""
     return not _CACHES.isdisjoint(path.split("/"))
 
 
@@ -132,11 +132,11 @@ def is_environment(path: str) -> bool:
 
 
 def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
-    """Return the files that perform checks, among those named in commands or scripts.
+    """Return the files that perform checks, among the files that the commands or scripts name.
 
     `python main.py` runs the program under test, while `python check_main.py` and `sh run.sh` perform a
-    check. `make` implies its Makefile. A script that is sourced, or whose output is read, is also under
-    test.
+    check. `make` implies its Makefile. A script that is sourced, or whose output is read, is also
+    considered part of the program under test.
     """
     commands = [_SUBJECTS.sub(" ", command) for command in commands]
     tokens = {token.removeprefix("./") for command in commands for token in _WORD_ENDS.split(command)}
@@ -145,7 +145,7 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
 
 
 def is_program(path: str) -> bool:
-    """Return True if a file is source code in a language used for products."""
+    """Return True if a file is source code in a language that products are written in."""
     return _PROGRAM.search(path) is not None
 
 
@@ -157,7 +157,7 @@ def _checks(path: str) -> bool:
 
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
-    """Return the data files whose names occur in at least one of the texts."""
+    """Return the data files that at least one of the texts mentions by name."""
     data_names = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
     named_paths: set[str] = set()
     for text in texts if data_names else ():
@@ -213,7 +213,7 @@ def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
 def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Return True if all existing scripts are kept.
 
-    Added scripts are removed from `new`.
+    This function removes the added scripts from `new`.
     """
     before, now = old.get("scripts", {}), new.get("scripts", {})
     added = now.keys() - before.keys()

@@ -114,7 +114,7 @@ def _lost_rust_tests(old: str, new: str, others: Mapping[str, str]) -> Iterator[
 def _rust_tests(text: str, *, everywhere: bool = False) -> Iterator[_RustTest]:
     """Yield the test functions in a Rust file, and the helper functions in its test modules.
 
-    If `everywhere` is set, all functions of a file without test modules are included. This is used for
+    If `everywhere` is set and the file has no test module, all functions are included. This is used for
     files in the folder `tests`.
     """
     # Braces in comments and strings do not count.

@@ -62,9 +62,9 @@ class KeptTests(NamedTuple):
     def explain(
         self, missing: Iterable[str], before: Mapping[str, str], now: Mapping[str, str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Divide the names of missing tests into unexplained and announced tests.
+        """Divide the missing tests into unexplained tests and tests whose removal was announced.
 
-        Tests whose claims are made by other passing tests are not returned.
+        A test is not returned if other passing tests make the same claims.
 
         Args:
             missing: names of the missing tests, as reported by a checker.
@@ -104,7 +104,7 @@ class KeptTests(NamedTuple):
 
 
 class _Names:
-    """Names of tests as pytest and unittest report them."""
+    """The names of tests, as reported by pytest and unittest."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_end: dict[str, list[str]] = {}
@@ -275,7 +275,7 @@ class _Comparison:
         )
 
     def _differs_in_space(self, lost: Iterable[Claim]) -> bool:
-        """Return True if the lost claims differ only in white space, as requested by the goal."""
+        """Return True if the lost claims differ only in white space, as the goal requested."""
         new = (claim for module in self._new.values() for test in module.tests for claim in test.claims)
         return self._requested.is_about_space and {*map(_without_space, lost)} <= {*map(_without_space, new)}
 
@@ -443,7 +443,7 @@ def _best(keys: Sequence[str], key: str) -> str:
 
 
 def _names_result(claim: Claim) -> bool:
-    """Return True if a claim expects a single constant or a specific exception.
+    """Return True if a claim expects a specific constant or exception.
 
     Other claims may be true for any result.
     """
@@ -521,12 +521,12 @@ class Renames(NamedTuple):
 def find_renames(before: Mapping[str, str], after: Mapping[str, str], *, same_text: bool = False) -> Renames:
     """Find the symbols that were moved to another module or renamed.
 
-    A moved symbol keeps its name. A renamed symbol keeps its content.
+    A moved symbol has the same name as before. A renamed symbol has the same content as before.
 
     Args:
         before: texts of the changed Python files by path.
         after: current texts of the same files.
-        same_text: True if a moved symbol must also keep its content.
+        same_text: True if a moved symbol must also have the same content.
     """
     old, new, modules_now = _symbols(before), _symbols(after), {_module_name(path) for path in after}
     gone = {name: text for name, text in old.items() if name not in new}

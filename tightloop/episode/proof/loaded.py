@@ -42,7 +42,7 @@ Read = Callable[[str], str]
 
 
 class LoadedFiles(NamedTuple):
-    """Files that the checks loaded, on the initial tree and on the delivered tree."""
+    """The files that the checks loaded from the initial tree and from the delivered tree."""
 
     before: tuple[Observation, ...]
     now: tuple[Observation, ...]
@@ -72,7 +72,7 @@ class LoadedFiles(NamedTuple):
     def loaders(self, path: str) -> tuple[str, ...]:
         """Return the files that loaded a file.
 
-        The initial loaders are returned if there are any, because the delivered code may load a file from
+        The loaders on the initial tree take precedence, because the delivered code may load a file from
         anywhere. "" stands for programs outside the tree.
         """
         return _merge(self.before, path) or _merge(self.now, path)
@@ -156,7 +156,7 @@ class LoadedFiles(NamedTuple):
         return self._opens_all(seen) and len(seen.opened) >= max(SEARCHED_LEAST, OPENS_ALL * self.delivered)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
-        """Return the role of a file if the program that opened it does not report its imports."""
+        """Return the role of a file that was opened by a program that does not report its imports."""
         observations = [seen for seen in (*self.before, *self.now) if path in seen.opened]
         if not observations:
             return None
@@ -189,7 +189,7 @@ class LoadedFiles(NamedTuple):
         return is_named or self._is_check(path) or _is_of_framework(path, self.read(path))
 
     def _is_for_tests_alone(self, path: str, observations: Iterable[Observation]) -> bool:
-        """Return True if a file belongs to a crate that other crates need only for their tests."""
+        """Return True if a file belongs to a crate that other crates use only in their tests."""
         opened = {other for seen in observations for other in seen.opened if other.endswith(".toml")}
         manifests = [other for other in opened if other.rpartition("/")[2] == "Cargo.toml" and path.endswith(".rs")]
         for_tests, for_all = set[str](), set[str]()
@@ -225,7 +225,7 @@ class LoadedFiles(NamedTuple):
     def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
         """Return True if a file configures a test runner or another checker.
 
-        Programs that a check starts, such as `test.py`, do not count.
+        Programs that perform checks, such as `test.py`, are not configuration.
         """
         is_program_of_check = any(path in self._named(command) for command in self.commands) or any(
             path in seen.programs for seen in (*self.before, *self.now)
@@ -252,14 +252,14 @@ class LoadedFiles(NamedTuple):
     def _subject_of(self, path: str) -> bool:
         """Return True if a check tests the content of this data file.
 
-        This is the case if all readers of the file are programs that load no code from the tree.
+        This is the case if all programs that read the file load no code from the tree.
         """
         readers = [reader for reader in self.loaders(path) if reader]
         is_plain = all(any(reader in seen.programs for seen in self.before) for reader in readers)
         return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
 
     def keeps(self, path: str, kind: FileKind) -> bool:
-        """Return True if a file affects the result of an observed check, as its name suggests."""
+        """Return True if a file really affects the results of the checks, as its name suggests."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
         is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
@@ -268,7 +268,7 @@ class LoadedFiles(NamedTuple):
     def _is_inspected(self, path: str) -> bool:
         """Return True if a command inspects only this file.
 
-        For example, `grep -q 2 spec/api.json` does, but `diff out spec/out` does not.
+        For example, `grep -q 2 spec/api.json` inspects a single file, but `diff out spec/out` compares two.
         """
         for part in _PARTS.split("\n".join(self.commands)):
             named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
@@ -324,7 +324,7 @@ class LoadedFiles(NamedTuple):
     def has_inner_tests(self, path: str) -> bool:
         """Return True if a check ran tests in a product file.
 
-        These are the doctests of the file, or the file itself if it ran as a program.
+        The tests are the doctests in the file, or the file itself if it ran as a program.
         """
         if path.endswith(".rs"):
             return any(seen.results.get(checker) for seen in self.before for checker in ("cargo", "libtest", "doctest"))
@@ -352,7 +352,7 @@ def _is_below(path: str, program: str) -> bool:
 
 
 def _folders(dependencies: Any, manifest: str) -> Iterator[str]:
-    """Yield the folders of a crate's dependencies that are in the tree."""
+    """Yield the folders of a crate's dependencies that are located in the tree."""
     for dependency in dependencies.values() if isinstance(dependencies, dict) else ():
         if isinstance(dependency, dict) and isinstance(dependency.get("path"), str):
             yield posixpath.normpath(posixpath.join(posixpath.dirname(manifest), dependency["path"]))
@@ -430,7 +430,7 @@ def compares_arguments(text: str) -> bool:
     """Return True if a program provides a function that compares its two arguments.
 
     The function must either fail or return nothing. The language is unknown, so functions are recognized
-    by their braces, or by `end` as in Ruby.
+    by their braces, or by the `end` keyword, as in Ruby.
     """
     return any(_is_comparison(parameters, body) for parameters, body in _functions(text))
 

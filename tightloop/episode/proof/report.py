@@ -214,7 +214,7 @@ class _Reader:
         )
 
     def _mains(self) -> Iterator[str]:
-        """Yield the files in the tree that were run by an interpreter."""
+        """Yield the files in the tree that an interpreter ran as programs."""
         runners = {session["pid"] for session in self._sessions.values()}
         for pid, event in self._started.items():
             folder = str(event.get("cwd", ""))
@@ -309,7 +309,7 @@ _Results = Iterator[tuple[str, str]]
 
 
 class _Format(NamedTuple):
-    """Format of a test runner's printed results."""
+    """The format in which a test runner prints its results."""
 
     begins: re.Pattern[str]
     """Line that only this runner prints, before or after its tests."""
@@ -320,10 +320,10 @@ class _Format(NamedTuple):
 
 
 def add_printed_reports(seen: Observation, output: str) -> Observation:
-    """Add the test reports in a check's output to the observation.
+    """Add the test results printed in a check's output to the observation.
 
-    Truncated output is ignored, because the tests in the gap are unknown. Runners that were already
-    observed are skipped.
+    Truncated output is ignored, because the tests in the omitted part are unknown. Runners that were
+    already observed are skipped.
     """
     text = _COLOUR.sub("", output)
     if _CUT.search(text):
@@ -345,7 +345,7 @@ def add_printed_reports(seen: Observation, output: str) -> Observation:
 
 
 def _number(tests: Iterable[tuple[str, str]]) -> _Results:
-    """Yield the tests. Names that occurred before get a number."""
+    """Yield the tests. A number is added to each name that has occurred before."""
     counts = Counter[str]()
     for name, result in tests:
         counts[name] += 1

@@ -62,7 +62,7 @@ def can_compare(path: str) -> bool:
 
 
 def is_same_code(path: str, old: bytes, new: bytes) -> bool:
-    """Return whether only the formatting of a file changed."""
+    """Return whether the two versions of a file differ only in their formatting."""
     if path.endswith(_SCRIPTS):
         return old == new or _is_same_script(old, new)
     return path.endswith(".py") and _is_same_python(old, new)
@@ -117,15 +117,15 @@ def _is_same_python(old: bytes, new: bytes) -> bool:
 
 
 def _is_silenced(old: bytes, new: bytes) -> bool:
-    """Return whether comments that silence a checker were added or extended."""
+    """Return whether the new version adds or extends comments that silence a checker."""
     before, after = _directives(old), _directives(new)
     return bool(after - before) or any(_UNDONE.search(text) for _, text in before - after)
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Count the comments that may be directives.
+    """Return the comments that may be directives, with the number of occurrences.
 
-    The flag in each key is True if the comment is alone on its line.
+    The flag in each key is True if the comment is on a line by itself.
     """
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
@@ -217,7 +217,7 @@ def _is_plain(annotation: ast.expr | None) -> bool:
 
 
 def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Remove unused imports of modules that have no side effects when loaded."""
+    """Remove unused imports of modules that have no side effects when they are imported."""
     single = [part for statement in body for part in _split(statement)]
     other_nodes = [node for part in single if not isinstance(part, _Import) for node in ast.walk(part)]
     # Strings count: names may occur in `__all__`, forward references and paths of mocks.

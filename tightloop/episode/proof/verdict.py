@@ -49,7 +49,7 @@ class ObservedRun(NamedTuple):
     """Checks that failed and passed when they were repeated."""
 
     def observation_of(self, command: str) -> Observation:
-        """Return the observation of a passed check, or an empty observation."""
+        """Return the observation of a passed check. For any other check, return an empty observation."""
         pairs = zip(self.run.checks, self.observations, strict=True)
         return next((seen for check, seen in pairs if check.run == command and check.passed), Observation())
 
@@ -112,7 +112,7 @@ class Changes(NamedTuple):
     def answer(self) -> Approval | None:
         """A person's answer about the restored files that the goal does not announce.
 
-        None if there is no answer for one of these files.
+        None if at least one of these files has no answer.
         """
         return self.answer_for(self.unannounced)
 
@@ -148,7 +148,7 @@ def known_checkers(command: str) -> tuple[str, ...]:
 def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
     """Return True if an added file is kept in the second run.
 
-    A file is kept if a command cannot start without it.
+    A file is kept if a command needs it in order to start.
     """
     if file.change is not FileChange.ADDED:
         return False
@@ -220,7 +220,7 @@ def findings_of(
 
 
 def _of_lines(rule: ProofRule, text: str, lines: tuple[str, ...], changes: Changes) -> ProofFinding:
-    """Return a finding about lines that begin with `path:`."""
+    """Return a finding about the given lines, each of which begins with `path:`."""
     paths = tuple(dict.fromkeys(line.partition(":")[0] for line in lines))
     return ProofFinding(
         rule=rule,
@@ -337,9 +337,10 @@ def _of_reports(
 
 
 def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return True if the goal explains a change in the number of tests.
+    """Return True if the goal explains why tests are missing and enough tests pass.
 
-    The goal must name the files of the missing tests, and at least as many tests must pass as ran before.
+    The goal must name the files of the missing tests. The number of passing tests must be at least the
+    number of tests that ran before.
     """
     expected = sum(result != SKIPPED for result in before.values())
     return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
@@ -410,7 +411,7 @@ def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None
 
 
 def _had_no_tests(check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return True if there were no tests initially, so that all tests were added with the work."""
+    """Return True if there were initially no tests, so that the change added all of them."""
     return (
         before is not None
         and check.exit_code == before.exit_code
@@ -538,9 +539,9 @@ _OF_GUARDED_FILES = frozenset({ProofRule.TESTS_CHANGED, ProofRule.CONFIGURATION_
 
 
 def changed_paths(proof: Proof) -> tuple[str, ...]:
-    """Return the files that the open findings concern.
+    """Return the files that the open findings are about.
 
-    The result is empty if one of the findings does not concern changed files.
+    The result is empty if one of the findings is not about changed files.
     """
     paths: dict[str, None] = {}
     for finding in proof.open_findings:

@@ -32,7 +32,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Weakening(NamedTuple):
-    """Lines that weaken the checks, by kind. Each line has the form `path:line: text`."""
+    """Lines that weaken the checks, grouped by kind. Each line has the form `path:line: text`."""
 
     operators: tuple[str, ...] = ()
     """Comparisons that a new subclass of a builtin type overloads, and values that equal anything."""
@@ -96,8 +96,8 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
     """Yield the line numbers of code that makes comparisons unreliable.
 
-    The code overloads a comparison of a builtin type, or adds a value that equals anything, such as
-    `unittest.mock.ANY`.
+    Such code overloads a comparison of a builtin type, or adds a value that is equal to everything, such
+    as `unittest.mock.ANY`.
     """
     before = _classes(old)
     for name, node in _classes(new).items():
@@ -195,7 +195,7 @@ def _suppresses(item: ast.withitem) -> bool:
 
 
 class Suppressions(NamedTuple):
-    """Suppressions that the work added, and the changed files with these suppressions removed."""
+    """The suppressions that a change added, and the changed files without these suppressions."""
 
     files: Mapping[str, str | None] = {}
     """Texts of the changed files without the new suppressions. None stands for a file that did not exist before."""
@@ -264,7 +264,7 @@ def _without_suppressions(path: str, old: str, new: str) -> tuple[str, list[tupl
 
 
 def _hides_code(lines: Iterable[str], indent: str) -> bool:
-    """Return whether a block contains more than imports."""
+    """Return whether a block contains any code other than imports."""
     for line in lines:
         if line.strip() and not line.startswith(f"{indent} ") and not line.startswith(f"{indent}\t"):
             return False
@@ -277,7 +277,7 @@ def _hides_code(lines: Iterable[str], indent: str) -> bool:
 
 
 def find_empty_tests(tests: Mapping[str, str], survivors: Iterable[str], modules: Collection[str]) -> tuple[str, ...]:
-    """Return the new tests that assert nothing about the product, sorted.
+    """Return the new tests that make no assertions about the product, sorted.
 
     Args:
         tests: texts of the delivered Python tests by path.

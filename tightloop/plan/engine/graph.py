@@ -27,7 +27,7 @@ ON_FAILURE: Final = 4
 
 
 class CatchAll(Value):
-    """Failure mode that matches any failure of a step."""
+    """A failure mode that matches any failure of a step."""
 
     name: str
     recover: Recovery
@@ -39,7 +39,7 @@ class CatchAll(Value):
 
 
 class Node(Value):
-    """One step of the plan. Other steps are referenced by their index in `Graph.nodes`."""
+    """A step of the plan. A node refers to other steps by their index in `Graph.nodes`."""
 
     id: str
     title: str = ""
@@ -82,7 +82,7 @@ class Node(Value):
 
 
 class GraphHead(Value):
-    """Plan-wide settings that the workflow needs."""
+    """The plan-wide settings that the workflow needs."""
 
     plan_id: str
     title: str = ""
@@ -102,15 +102,15 @@ class _Document(Value):
 
 
 class Graph:
-    """Graph of the steps of a plan. The graph does not change while the plan runs.
+    """The graph of a plan's steps. The graph does not change while the plan is running.
 
     Attributes:
         head: settings of the whole plan.
         nodes: one node per step, in plan order.
         index: mapping of step IDs to indexes.
-        dependents: for each node, the nodes that need it.
+        dependents: for each node, the nodes that depend on it.
         edges: for each node, its conditional edges as (target, bits of `ON_...`).
-        counted: for each node, the outputs whose length determines the size of a template.
+        counted: for each node, the outputs whose length determines the number of a template's instances.
     """
 
     def __init__(self, head: GraphHead, nodes: Sequence[Node]) -> None:
@@ -134,7 +134,7 @@ class Graph:
     def stand_ins(self, number: int) -> list[int]:
         """Return a node and its chain of alternates.
 
-        The node that completes provides the outputs.
+        The outputs come from the node in the chain that completes.
         """
         numbers: list[int] = []
         current: int | None = number
@@ -173,7 +173,7 @@ def _conditional_edges(node: Node) -> list[tuple[int, int]]:
 
 
 def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
-    """Number the steps of a valid plan and rank them in start order.
+    """Number the steps of a valid plan, and rank them by the order in which to start them.
 
     Args:
         plan: plan for which `validate` reports no errors.
@@ -243,7 +243,7 @@ def _catch_all(step: Step) -> CatchAll | None:
 def is_plain(step: Step) -> bool:
     """Return True if a step is a milestone without conditions and outputs.
 
-    Nothing has to be evaluated for such a step.
+    Such a step has nothing to evaluate.
     """
     asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
     return step.capability is Capability.NONE and not asks and not step.failure_modes
@@ -260,7 +260,7 @@ def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
 def _items(
     step: Step, index: Mapping[str, int], values: Mapping[str, Any]
 ) -> tuple[int | None, tuple[int, str] | None]:
-    """Return the number of items of a template if it is known.
+    """Return the number of a template's items, if it is known.
 
     Otherwise, return the (step, output) pair whose length is the number of items.
     """

@@ -63,10 +63,10 @@ def choose_route(
 ) -> Route:
     """Choose the reaction to a failed attempt.
 
-    A matching failure mode decides. Otherwise, a transient failure is retried while there are attempts
-    left and the time box is not exceeded. Other failures are handled by the alternate, then by a planner,
-    and finally according to the plan's `on_failure`. A planner is never asked after a refusal by a rule
-    or a person.
+    If a failure mode matches, it determines the reaction. Otherwise, a transient failure is retried if
+    there are attempts left and the time box is not exceeded. Other failures are handled by the alternate,
+    then by a planner, and finally according to the plan's `on_failure`. A planner is never asked after a
+    refusal by a rule or a person.
 
     Args:
         node: the step.
@@ -98,7 +98,7 @@ def choose_route(
 
 
 def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
-    """Return True if only the time box prevents another attempt."""
+    """Return True if another attempt is prevented only by the time box."""
     may_retry = _find_recovery(failure) is Recovery.RETRY and attempt < node.retry.attempts
     return may_retry and not _is_in_time(node, attempt, elapsed)
 
@@ -156,14 +156,14 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
 
 
 def find_revisions_breach(budget: PlanBudget, spent: PlanSpent) -> str | None:
-    """Return the reason why no further revision is allowed, or None."""
+    """Return the reason why no further revisions are allowed, or None if they are allowed."""
     if spent.revisions < budget.max_revisions:
         return None
     return f"the plan has {spent.revisions} revisions, and max_revisions is {budget.max_revisions}. {MORE}"
 
 
 def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | None:
-    """Return the reason why a template must not expand to `count` steps, or None."""
+    """Return the reason why a template must not expand to `count` steps, or None if it may."""
     if count < 0:
         return (
             f"cannot expand {node.id}: for_each is not a list, or refers to a step that did not return one. Correct "
@@ -175,7 +175,7 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
-    """Return the reason why a step must not spend more, or None.
+    """Return the reason why a step must not spend more, or None if it may.
 
     The amounts are totals for all attempts of the step.
     """
@@ -203,8 +203,8 @@ def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) 
 
     Args:
         undo: attempts, in order of completion.
-        only: IDs of steps or templates. A template ID selects all steps created from it. None selects all
-            entries.
+        only: IDs of steps or templates. A template ID selects all steps created from the template. None
+            selects all entries.
     """
     entries = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
     return tuple(reversed(entries))
@@ -236,9 +236,9 @@ _SIGNALS = {
 
 
 class Verdicts:
-    """Derives the codes of templates and of steps that have not started.
+    """Derives the status codes of templates and of steps that have not started.
 
-    The codes are derived from counters of the outcomes of other steps.
+    The codes are derived from the number of other steps with each outcome.
     """
 
     def __init__(
@@ -267,18 +267,18 @@ class Verdicts:
         self._conditional = [count > 0 for count in self._undecided]
 
     def means(self, number: int) -> int:
-        """Return a step's outcome for its dependents: OPEN, GOOD, SKIPPED, BAD or HELD."""
+        """Return a step's outcome, as seen by its dependents: OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
     def is_unchosen(self, number: int) -> bool:
-        """Return True if a step waits for an event that has not happened.
+        """Return True if a step depends on an event that has not happened.
 
-        The event is a choice, or the success or failure of another step.
+        The event is the step being chosen, or the success or failure of another step.
         """
         return number < len(self._conditional) and self._conditional[number] and not self._fired_edges[number]
 
     def grow(self, count: int) -> None:
-        """Add counters for the instances of the template that was last expanded."""
+        """Add counters for the instances of the most recently expanded template."""
         self._means.extend([OPEN] * count)
         self._inside[self._index.expansions[-1][0]] = [0] * 5
 
@@ -339,7 +339,7 @@ class Verdicts:
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
     def _is_decided(self, number: int) -> bool:
-        """Return True if all needs of a step have ended and its conditional edges allow it to start."""
+        """Return True if all dependencies of a step have ended and its conditional edges allow it to start."""
         counts, needs = self._needs[number], self._graph.nodes[number].needs
         has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
         return has_ended and (self._fired_edges[number] > 0 or not self._conditional[number])

@@ -106,7 +106,7 @@ def step_digest(step: Step) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionDiff:
-    """Changes in a new revision, by step ID in plan order."""
+    """The changes in a new revision. Step IDs are in plan order."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -121,11 +121,11 @@ class RevisionDiff:
 
     @property
     def empty(self) -> bool:
-        """True if both revisions are equal."""
+        """True if there are no changes."""
         return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
 
     def words(self) -> str:
-        """Describe the changes for people, one line for each kind of change.
+        """Describe the changes to the user, one line for each kind of change.
 
         The text has at most `WORDS_CHARACTERS` characters.
         """
@@ -193,7 +193,7 @@ class CarriedOver(NamedTuple):
 def carry_over(
     old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = (), *, keeps_failures: bool = False
 ) -> CarriedOver:
-    """Derive the schedule state for a new revision.
+    """Derive the state of the schedule for a new revision.
 
     Completed and running steps keep their state. All other steps restart, including steps that failed,
     were blocked, or were skipped because of other steps.

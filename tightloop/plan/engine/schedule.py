@@ -17,12 +17,12 @@ _READING = (Access.READS, Access.MERGES)
 
 
 class ReadyQueue:
-    """Priority queue of ready steps.
+    """A priority queue of ready steps.
 
-    The queue has a heap and a counter of running steps for each kind of tree access. A step that writes
-    excludes every other step that uses the tree. Steps that merge count as readers, because they work in
-    a different place. While the best waiting step is a writer, no new reader is started. The writer
-    starts when the running readers have ended.
+    The queue has a heap and a counter of running steps for each kind of tree access. While a step is
+    writing to the tree, no other step can use the tree. Steps that merge are treated like readers,
+    because they work in a different place. While the best waiting step is a writer, no new readers are
+    started. The writer starts when the running readers have finished.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class ReadyQueue:
         self._queued.discard(number)
 
     def add_running(self, access: Access) -> None:
-        """Count a step with this kind of access that has started."""
+        """Record that a step with this kind of access has started."""
         self._running[access] += 1
 
     def remove_running(self, access: Access) -> None:
-        """Count a step with this kind of access that has ended."""
+        """Record that a step with this kind of access has finished."""
         self._running[access] -= 1
 
     def pop(self) -> int | None:
@@ -97,18 +97,20 @@ _ITEMS: Final = 1 << 13
 
 
 class Schedule:
-    """State of every step of a plan.
+    """The state of every step of a plan.
 
-    Steps are numbered as in the graph, followed by the instances of templates as they are expanded.
+    The nodes of the graph are numbered first, followed by the instances of templates as they are
+    expanded.
 
     Attributes:
         graph: the compiled plan.
-        held: templates whose number of instances exceeds the budget's `max_fan_out` or is `UNKNOWN_LENGTH`. They wait
-            for `expand`, `fail` or `finish`.
+        held: templates whose number of instances exceeds the budget's `max_fan_out` or is
+            `UNKNOWN_LENGTH`. They
+            wait for `expand`, `fail` or `finish`.
     """
 
     def __init__(self, graph: Graph, state: ScheduleState | None = None) -> None:
-        """Start from the beginning, or from a saved state of the same graph.
+        """Initialize a new schedule, or restore one from a saved state of the same graph.
 
         The time is linear in the number of nodes and edges.
         """
@@ -135,7 +137,7 @@ class Schedule:
         return self._index.find(name)
 
     def list_skipped(self) -> tuple[list[str], list[str]]:
-        """Return the names of the steps that count as work, and the names of the skipped steps among these.
+        """Return the names of the steps that count as work, and the names of those that were skipped.
 
         Compensation steps, alternates that were not needed, and steps that a decision did not choose do not
         count. Steps that only follow such steps do not count either. A template without items counts as one
@@ -166,7 +168,7 @@ class Schedule:
         return [self.name(number) for number in steps], left_out
 
     def list_skipped_with(self, number: int) -> list[str]:
-        """Return the names of the steps that would be skipped if this step were skipped."""
+        """Return the names of the steps that would also be skipped if this step were skipped."""
         if self._index.is_instance(number):
             return []
         skipped, work = {number: None}, [number]
@@ -194,9 +196,9 @@ class Schedule:
         return (self.node(number).id, self._index.item[number]) if self._index.is_instance(number) else None
 
     def is_expanded(self, number: int) -> bool:
-        """Return True if this step is an expanded template.
+        """Return True if this step is a template that has been expanded.
 
-        The instances are counted instead of the template.
+        Its instances are counted, but the template is not.
         """
         return self._index.instances(number) is not None
 
@@ -233,7 +235,7 @@ class Schedule:
         return not (tally["r"] or tally["w"] or tally["l"] or len(self._queue) or self.held)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of steps for each status that occurs."""
+        """Return the number of steps in each status. Statuses without steps are omitted."""
         totals = Counter[str]()
         for letter, count in self._tally.items():
             if count:
@@ -282,7 +284,7 @@ class Schedule:
         return numbers
 
     def take_this(self, number: int) -> bool:
-        """Mark a ready step as running, out of turn.
+        """Mark a specific ready step as running, even if it is not the best one.
 
         Return False if the step is not ready or the tree is locked.
         """
@@ -299,12 +301,12 @@ class Schedule:
         selected_steps: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Record a step as COMPLETED or SKIPPED. A failed step may be skipped too.
+        """Record that a step is COMPLETED or SKIPPED. A failed step can also be skipped.
 
         Args:
             number: number of the step.
             status: COMPLETED or SKIPPED.
-            selected_steps: steps that are started by a decision or a gate.
+            selected_steps: steps that a decision or a gate starts.
             counts: lengths of the outputs.
 
         Raises:
@@ -359,7 +361,7 @@ class Schedule:
         """Make a waiting step ready to start again.
 
         After `retry_later`, the step continues with its next attempt. Otherwise, it continues with the same
-        attempt. If a revision has added needs in the meantime, the next attempt waits for these needs.
+        attempt. If a revision has added dependencies in the meantime, the next attempt waits for them.
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
@@ -377,9 +379,9 @@ class Schedule:
             self._set(number, code.COMPENSATED)
 
     def record_compensation_step(self, number: int, *, completed: bool) -> None:
-        """Record that a compensation step ran to undo another step.
+        """Record that a compensation step ran in order to undo another step.
 
-        Until then, the compensation step counts as skipped.
+        A compensation step that has not run counts as skipped.
         """
         if self.node(number).kind is StepKind.COMPENSATION:
             self._set(number, code.COMPLETED if completed else code.TOLERATED)

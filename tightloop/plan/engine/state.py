@@ -62,7 +62,7 @@ different meaning.
 
 
 class UndoEntry(Value):
-    """Attempt whose effects can be undone."""
+    """An attempt whose effects can be undone."""
 
     step: str
     template: str = ""
@@ -86,7 +86,7 @@ class ScheduleState(Value):
 
 
 def initial_code(kind: StepKind) -> str:
-    """Return the initial code of a step. Compensation steps are SKIPPED, because they only run on demand."""
+    """Return the initial code of a step. Compensation steps are SKIPPED, because they run only on demand."""
     return SKIPPED if kind is StepKind.COMPENSATION else PENDING
 
 
@@ -105,7 +105,7 @@ APPROVE, REJECT = "approve", "reject"
 
 
 class VoteResult(NamedTuple):
-    """Result of counting answers. Only each person's last answer counts."""
+    """The result of a vote. For each person, only the last answer counts."""
 
     rejection: Answer | None = None
     approved: bool = False
@@ -172,7 +172,7 @@ def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ..
 
 
 def _person(name: str) -> str:
-    """Return the canonical form of a person's name.
+    """Return a person's name in a normalized form.
 
     Case, blanks, invisible marks and Unicode composition are ignored.
     """
@@ -204,7 +204,7 @@ _EQUAL = 1e-9
 
 
 def initial_beliefs(hypotheses: Iterable[Hypothesis]) -> tuple[Belief, ...]:
-    """Return the confidence in each hypothesis before any evidence."""
+    """Return the initial confidence in each hypothesis, before there is any evidence."""
     return tuple(Belief(hypothesis=hypothesis.id, confidence=_clip(hypothesis.prior)) for hypothesis in hypotheses)
 
 
@@ -244,9 +244,9 @@ def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_co
 
 
 def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> tuple[EvidenceNote, ...]:
-    """Return the evidence that an ended attempt provides for or against hypotheses.
+    """Return the evidence for or against hypotheses that a finished attempt provides.
 
-    A rule without `when` counts if the step completed. If the expression of a rule cannot be evaluated,
+    A rule without `when` applies if the step completed. If the expression of a rule cannot be evaluated,
     the result is a neutral note that states the reason. `lookup` must also resolve the step's own
     results.
     """

@@ -26,7 +26,7 @@ def parse_json(text: str, *, slips: list[TextError]) -> Any:
 
     Args:
         text: text of an object or a list.
-        slips: list that collects recoverable errors in commas, comments and quotes.
+        slips: list to which recoverable errors in commas, comments and quotes are added.
 
     Raises:
         TextError: the text cannot be read, is nested too deeply, or has a duplicate key.
@@ -234,7 +234,7 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     Args:
         text: YAML text without a second document.
         bounds: bounds of the plan that contains the text.
-        slips: list that collects recoverable errors, which are lines indented with tabs.
+        slips: list to which recoverable errors are added. These are lines that are indented with tabs.
         first_line: number of the first line in the file.
 
     Raises:

@@ -21,7 +21,7 @@ HALF_PAIR = "the text is not valid Unicode: it contains half of a surrogate pair
 
 
 class TextError(ValueError):
-    """Text that cannot be parsed as data."""
+    """A text cannot be parsed as data."""
 
     def __init__(self, message: str, position: Position = Position(), suggestion: str = "") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class TextError(ValueError):
 
 
 class Block(str):
-    """Text whose lines correspond to lines of the source, such as a YAML block scalar (`|`)."""
+    """A text whose lines correspond to lines of the source, such as a YAML block scalar (`|`)."""
 
     at: Position
     """Position of the first line of the text."""

@@ -55,7 +55,7 @@ def normalize(plan: Map) -> list[Problem]:
 
 
 class _Normalizer:
-    """Converts a document to the field names of the model, one mapping at a time."""
+    """Converts the fields of a document to the model's field names, one mapping at a time."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -92,7 +92,7 @@ class _Normalizer:
                 self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known_names, hint)
 
     def _place_within(self, name: str, owner: type[BaseModel], known_names: set[str]) -> str:
-        """Return a hint that names the nested model with this field or a similar field, or ""."""
+        """Return a hint that names the nested model that has this field or a similar one, or ""."""
         if len(self.problems) >= HINTS_LIMIT:
             return ""
         inside = _inside(owner)
@@ -148,7 +148,7 @@ class _Normalizer:
 
 
 def _normalize_step(step: Map) -> None:
-    """Move commands into their actions, and name outputs that are given as a list of files."""
+    """Move a step's commands into its actions, and convert a list of output files to named outputs."""
     for name in COMMAND_NAMES:
         step.move(name, "shell.run")
     if isinstance(outputs := step.get("outputs"), Seq):
@@ -180,7 +180,7 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
 
 @cache
 def _inside(owner: type[BaseModel]) -> dict[str, str]:
-    """Map each field of the nested models to the first field of `owner` that contains it."""
+    """Map each field of a nested model to the first field of `owner` that contains the model."""
     parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
     # Reversed, because the last entry of a dictionary wins.
     return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
@@ -378,7 +378,7 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
 
 
 def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Parse a plan and return its readable part, or None, and all problems.
+    """Parse a plan. Return its readable part, or None, followed by all problems.
 
     Fields with invalid values are dropped, so that the rest of the plan can be checked in the same pass.
     """

@@ -39,7 +39,7 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
-    """YAML dumper that writes strings in a form that the core schema reads as strings."""
+    """YAML dumper that writes strings so that the core schema reads them as strings."""
 
     # Equal values would otherwise become anchors and aliases.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002

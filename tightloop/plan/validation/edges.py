@@ -44,7 +44,7 @@ They are only reported once the field can be read.
 
 
 def _explains(left_out: Path, code: str, path: Path) -> bool:
-    """Return True if an unreadable field may have caused the problem."""
+    """Return True if a field that could not be read may have caused the problem."""
     if path[: len(left_out)] == left_out or left_out[: len(path)] == path:
         return True
     if len(left_out) == 1:
@@ -83,7 +83,7 @@ class Report:
         self._add(code, path, message, suggestion, severity=Severity.WARNING)
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
-        """Add an error about a position within a text."""
+        """Add an error about a position inside a text to the report."""
         self._add(code, path, message, suggestion, text_offset=at)
 
     def _add(
@@ -109,7 +109,7 @@ class Report:
 class Scope:
     """Steps that can reference each other.
 
-    A scope contains the steps of a plan, a subplan or a single alternative.
+    These are the steps of a plan, a subplan or a single alternative.
     """
 
     plan: Plan
@@ -191,7 +191,7 @@ def check_edges(scope: Scope) -> Edges:
 
 
 def named_step(scope: Scope, name: str) -> int | None:
-    """Return the position of a step.
+    """Return the position of the step with this name, or None.
 
     For an instance such as `look-2`, return the position of the template `look-*`.
     """
@@ -243,7 +243,7 @@ def _sorter(edges: Edges, among: Collection[int]) -> TopologicalSorter[int]:
 
 
 def _cycles(edges: Edges) -> None:
-    """Report disjoint cycles, up to `CYCLES_SHOWN`. Each cycle is described by the path along its edges."""
+    """Report up to `CYCLES_SHOWN` disjoint cycles. Each is described by the path along its edges."""
     scope, left = edges.scope, set(range(len(edges.scope.steps)))
     for _ in range(CYCLES_SHOWN):
         try:
@@ -304,7 +304,7 @@ def _compensations(edges: Edges) -> None:
 
 
 def _alternates(edges: Edges) -> None:
-    """Report alternates that need the step that has failed."""
+    """Report alternates that depend on the step whose failure starts them."""
     scope = edges.scope
     failures = [edge for incoming in edges.into for edge in incoming if edge.kind == "failure"]
     needed = _before(edges, frozenset({"need"})) if failures else []

@@ -142,7 +142,7 @@ class _Reader:
         self._scope.report.within("expression", at, (text, error.column - 1), message, hint)
 
     def for_each(self) -> None:
-        """Validate the source of a template's items."""
+        """Check that the source of a template's items is a list or a single reference."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
             message = (
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def results_of(step: Step) -> frozenset[str] | None:
-    """Return the names of an action's results, or None if they depend on the run."""
+    """Return the names of an action's results, or None if they are not known before the run."""
     if step.model and step.model.schema_ is None:
         return frozenset({"text"})
     if step.http and step.http.urls:

@@ -374,7 +374,7 @@ def _git_word(script: str) -> str:
 
 
 def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
-    """Return the parsed form of a text. A block scalar keeps the position of each line."""
+    """Return a text as it was parsed. If it is a block scalar, the position of each line is kept."""
     node: Any = scope.report.read.tree
     for part in scope.at(index, *path):
         try:
@@ -430,9 +430,7 @@ Load = Callable[[str], str | None]
 
 
 def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Problem, ...]:
-    """Return an error for each step whose plan file includes itself.
-
-    The file may include itself directly or through other files.
+    """Return an error for each step whose plan file includes itself, directly or through other files.
 
     Args:
         read: the plan to check.
@@ -507,7 +505,7 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
 def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
     """Yield the field, path and owner of each file or folder that the plan uses.
 
-    The flag is True if no earlier step could create the path.
+    The last item of each tuple is True if no earlier step could create the path.
     """
     for number, pattern in enumerate(read.plan.policy.write):
         folder = pattern.removeprefix("./").partition("*")[0].rpartition("/")[0]
@@ -530,7 +528,7 @@ def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterat
 
 
 def _find_steps_after_writers(steps: tuple[Step, ...]) -> set[str]:
-    """Return the steps that start after a step that writes."""
+    """Return the IDs of the steps that run after a step that writes to the tree."""
     behind: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
         for name in step.needs:

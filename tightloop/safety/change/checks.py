@@ -64,7 +64,7 @@ def tests_kept(view: FileView) -> Iterator[Finding]:
 
 
 def _gone_sources(reading: ScanContext) -> frozenset[str]:
-    """Return the names, in lower case, that the change removes from the tested code."""
+    """Return the names that the change removes from the tested code, in lower case."""
     sources = [file for file in reading.change.files if not TEST.search(file.path)]
     removed_names = {
         name.lower().strip("_") for file in sources for name in _names(PATTERNS["source_name"], file.removed)
@@ -119,7 +119,7 @@ def _asserting(view: FileView, lines: Lines) -> Iterator[Line]:
 
 
 def _kind(tool: str) -> bool:
-    """Return whether a tool runs tests. A tool may be replaced with another tool of the same kind."""
+    """Return whether a tool runs tests. Replacing one such tool with another is allowed."""
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 

@@ -19,14 +19,14 @@ CUT = "[...] "
 
 
 class Line(NamedTuple):
-    """Number and text of a line, or of a piece of a long line."""
+    """The number and text of a line, or of a part of a long line."""
 
     number: int
     text: str
 
 
 class Lines(Sequence[Line]):
-    """Lines on one side of a file's patch. Line numbers and search results are computed lazily."""
+    """The lines on one side of a file's patch. Line numbers and search results are computed lazily."""
 
     def __init__(
         self, texts: Sequence[str] = (), numbers: Callable[[], Sequence[int]] = tuple, *, lines: int | None = None
@@ -132,7 +132,7 @@ class FilePatch(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Parts of a change that are missing from its patch."""
+    """The parts of a change that are missing from its patch."""
 
     paths: tuple[str, ...] = ()
     """Text files that the rules would have read."""
@@ -146,7 +146,7 @@ class Unread(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Changes made by an iteration, in the form that the rules read."""
+    """The changes made by an iteration, in the form that the rules use."""
 
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
@@ -195,7 +195,7 @@ def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
 
 
 def limit_patch(patch: str, characters: int) -> tuple[str, int]:
-    """Shorten a patch. Also return the number of incomplete files.
+    """Shorten a patch. Also return the number of files that were cut or dropped.
 
     Binary content is removed. The smallest files come first, so that a large generated file does not
     displace the others.

@@ -47,7 +47,7 @@ class OutOfTimeError(Exception):
 
 
 class Deadline:
-    """Time limit for reading. Unlimited by default."""
+    """A time limit for reading. Unlimited by default."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
         """Start measuring the time.
@@ -100,14 +100,14 @@ class Deadline:
 
 
 class MarkedLine(NamedTuple):
-    """Line in which the scrubber found secrets or personal data."""
+    """A line in which the scrubber found secrets or personal data."""
 
     position: int
     kinds: frozenset[str]
 
 
 class ScanContext:
-    """Change under review, with a cache for derived data."""
+    """The change under review, with a cache for derived data."""
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         self.change = change
@@ -115,7 +115,7 @@ class ScanContext:
         self._cache: dict[Hashable, Any] = {}
 
     def compute_once(self, make: Callable[["ScanContext"], T]) -> T:
-        """Return the result of a function of the change. The result is cached."""
+        """Return the result of calling a function with this context. The result is cached."""
         if make not in self._cache:
             self._cache[make] = make(self)
         result: T = self._cache[make]

@@ -179,7 +179,7 @@ DENIED_SHARE = 0.8
 def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline | None = None) -> tuple[Finding, ...]:
     """Review a change and return its findings, up to a limit.
 
-    If the change was not read completely, the result includes a finding about this.
+    If parts of the change could not be read, the result includes a finding that says so.
     """
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
@@ -193,7 +193,8 @@ def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline 
 class _FileReview:
     """Review of all files in a change.
 
-    The smallest files are read first, so that a file designed to be slow only prevents its own review.
+    The smallest files are read first. A file that is designed to be slow therefore only prevents its own
+    review.
     """
 
     def __init__(self, change: Change, watch: Deadline) -> None:

@@ -136,7 +136,7 @@ def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
 
 
 def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a key path. `*` matches any key."""
+    """Yield the values found by following the keys. The key `*` matches any key."""
     if not keys:
         yield content
     elif isinstance(content, dict):
@@ -467,7 +467,7 @@ def review_code(
 
 
 class _FileReview:
-    """Review of one file, with its violations before and after the change."""
+    """The review of one file, with its violations before and after the change."""
 
     def __init__(self, file: CodeFile, patterns: Patterns, watch: Deadline) -> None:
         self._file = file

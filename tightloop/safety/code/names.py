@@ -15,7 +15,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Binding(NamedTuple):
-    """Binding of a name in a scope."""
+    """The binding of a name in a scope."""
 
     line: int
     path: str = ""
@@ -27,7 +27,7 @@ class Binding(NamedTuple):
 
 
 class Scope:
-    """Module, class or function, with the names that it binds."""
+    """A module, class or function, with the names that it binds."""
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
         self.node = node
@@ -137,7 +137,7 @@ GROWTH_LIMIT = 1_000_000
 
 
 class UnknownValueError(Exception):
-    """Raised if a value is unknown until the code runs. Caught by `fold`."""
+    """Raised if a value is only known at run time. Caught by `fold`."""
 
 
 _METHODS: Mapping[type, frozenset[str]] = {
@@ -327,7 +327,7 @@ _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctyp
 
 
 class ScopedNode(NamedTuple):
-    """Node of a syntax tree, with its scope and its parents."""
+    """A node of a syntax tree, with its scope and its parents."""
 
     node: ast.AST
     scope: Scope
@@ -439,7 +439,7 @@ class Module:
         return frozenset(paths)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
-        """Return the full names that the result of a lookup call may have.
+        """Return the possible full names of the result of a lookup call.
 
         Lookup calls are calls to functions such as `getattr` and `import_module`.
         """
@@ -527,7 +527,7 @@ _SHEBANG = re.compile(r"#!.*\bpython[\d.]*\b")
 
 
 class Unread(NamedTuple):
-    """Reason why a text cannot be parsed."""
+    """The reason why a text cannot be parsed."""
 
     why: str
     line: int = 0

@@ -19,7 +19,7 @@ _OWN = (".", "__package__", "__name__")
 
 
 class Use(NamedTuple):
-    """Code that violates a rule, with its location."""
+    """A piece of code that violates a rule, with its location."""
 
     violation: Violation
     layer: Layer
@@ -233,7 +233,7 @@ class Patterns:
                 yield self._use(entry, node, ast.unparse(parent), pattern)
 
     def _is_taken(self, placed: ScopedNode) -> bool:
-        """Return whether the value is passed to a call that patches, reloads or inspects it."""
+        """Return whether a value is an argument of a call that patches, reloads or inspects it."""
         for parent in placed.parents:
             if isinstance(parent, ast.Call):
                 name = ast.unparse(parent.func).rpartition(".")[2]
@@ -247,7 +247,7 @@ class Patterns:
                     yield entry, pattern
 
     def _ends(self, path: str) -> Iterator[str]:
-        """Yield a full name and its endings that start with a standard library module.
+        """Yield a full name, and each suffix of it that starts with a standard library module.
 
         The standard library module may have been imported by another module.
         """
@@ -284,7 +284,7 @@ def _covers(pattern: str, path: str) -> bool:
 
 
 def _begins_with_own(node: ast.expr) -> bool:
-    """Return whether a computed module name starts with the current package."""
+    """Return whether a computed module name starts with the name of the current package."""
     match node:
         case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
             return text.startswith(".")

@@ -19,7 +19,7 @@ MESSAGE_CHARACTERS = 3_000
 
 
 class CodeFile(NamedTuple):
-    """File that a change adds, modifies or deletes."""
+    """A file that a change adds, modifies or deletes."""
 
     path: str
     """Path relative to the root, with slashes as separators."""
@@ -47,7 +47,7 @@ class ProjectFacts(NamedTuple):
 
 
 class CodeReview(NamedTuple):
-    """Result of reviewing code before it runs."""
+    """The result of reviewing code before it runs."""
 
     verdict: Verdict = Verdict.ALLOW
     """The strictest verdict among the findings."""
@@ -86,7 +86,7 @@ _WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "needs a person's permission", Ve
 
 
 class Layer(StrEnum):
-    """Review layers that code passes through before it runs."""
+    """The layers of the review that code passes before it runs."""
 
     AST = "ast"
     """Patterns in the syntax tree, such as text that is turned into code, and hidden names."""
@@ -122,7 +122,7 @@ VerdictName = Annotated[Verdict, _choice(Verdict)]
 
 
 class CodeRule(Document):
-    """Rule for code, with its patterns and its verdict. A match of any pattern is enough."""
+    """A rule for code, with its patterns and its verdict. It applies if any of its patterns matches."""
 
     verdict: VerdictName = Verdict.ASK
     """Verdict of the rule.

@@ -83,8 +83,8 @@ def writes(call: Call) -> Iterator[Write]:
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
     """Return whether a call does more than a rule for these words allows.
 
-    This is the case if the call writes to an unknown path, or if it has an option that runs another
-    program and the rule does not name this option.
+    This is the case if the call writes to an unknown path. It is also the case if an option runs another
+    program and the rule does not name the option.
     """
     runs = any(
         _is(argument, option) and option not in allowed
@@ -254,7 +254,7 @@ class QuotingContext(StrEnum):
 
 
 class ShellContext(NamedTuple):
-    """Shell context of a text. It includes the delimiter if the text is in a here-document."""
+    """The shell context of a text. It includes the delimiter if the text is in a here-document."""
 
     context: QuotingContext
     delimiter: str = ""

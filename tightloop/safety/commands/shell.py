@@ -45,10 +45,10 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 
 
 def plain(text: str) -> str:
-    """Return a text as a person sees it.
+    """Return a text as it looks to a person.
 
     Invisible characters are removed, and lookalike letters are replaced with Latin letters. The result
-    has up to `LONGEST` + 1 characters, so that the reader can detect the truncation.
+    has up to `LONGEST` + 1 characters, so that the caller can detect the truncation.
     """
     if text.isascii():
         return text[: LONGEST + 1]
@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 @dataclass(slots=True)
 class SimpleCommand:
-    """Program and its arguments, as started by a script."""
+    """A program and its arguments, as started by a script."""
 
     argv: tuple[str, ...]
     """Unquoted words, including leading assignments. Expansions stay literal."""
@@ -70,7 +70,7 @@ class SimpleCommand:
 
 
 class Assignment(NamedTuple):
-    """Variable set by a script or a step."""
+    """A variable set by a script or a step."""
 
     name: str
     value: str
@@ -82,7 +82,7 @@ class Assignment(NamedTuple):
 
     @property
     def call(self) -> "Call":
-        """Equivalent command for the rules: `env NAME=value`."""
+        """The equivalent command, `env NAME=value`, to which the rules can be applied."""
         return Call("env", (f"{self.name}={self.value}",))
 
 
@@ -260,7 +260,7 @@ def _split(text: str) -> Iterator[SimpleCommand]:
 
 
 class Call(NamedTuple):
-    """Simple command without wrappers such as `sudo`, `env` or a path."""
+    """A simple command without its path and without wrappers such as `sudo` and `env`."""
 
     name: str
     arguments: tuple[str, ...]

@@ -71,7 +71,7 @@ class PipeTransport:
         Args:
             stdin_fd: the program's standard input.
             stdout_fd: the program's standard output.
-            came: called first with each message, in order of arrival. Returns True if it handled the message.
+            came: called first with each message, in order of arrival. It returns True if it handled the message.
             line: called with each line, prefixed with `<` for input, `>` for output or `!` for input that is
                 not a message.
         """
@@ -105,7 +105,7 @@ class PipeTransport:
                 raise
 
     async def receive(self) -> Message | None:
-        """Return the next unhandled message, or None at the end of the stream."""
+        """Return the next message that `came` did not handle, or None at the end of the stream."""
         while True:
             while self._waiting:
                 text = self._waiting.popleft().strip()
@@ -148,7 +148,7 @@ class SignInError(TightloopError):
 
 
 class AcpClient:
-    """A connection to an agent. It belongs to a single event loop.
+    """A connection to an agent. It must be used from a single event loop.
 
     All calls except `prompt` have a timeout.
     """
@@ -239,7 +239,7 @@ class AcpClient:
                 self._listener.event(event)
 
     async def cancel(self) -> bool:
-        """Ask the agent to end the turn. Return True if the caller must wait for the turn to end."""
+        """Ask the agent to end the turn. Return True if the caller must wait for this."""
         if self._connection is None or not self._prompting:
             return False
         try:
@@ -352,7 +352,7 @@ _FINAL_STOPS = frozenset({Stop.CANCELLED, Stop.QUESTION})
 
 @dataclass(frozen=True, kw_only=True)
 class TurnResult:
-    """Result of a turn. Exactly one of its fields is set."""
+    """The result of a turn. Exactly one of its fields is set."""
 
     stop: Stop | None = None
     answer: Mapping[str, Any] | None = None
@@ -361,7 +361,7 @@ class TurnResult:
 
 
 class Delivery:
-    """Listens to one agent and responds to its requests. Ends the agent's turn when necessary."""
+    """Listens to one agent, responds to its requests, and ends its turn when necessary."""
 
     def __init__(
         self,
@@ -415,11 +415,11 @@ class Delivery:
 
     @property
     def gateway_counters(self) -> GatewayCounters:
-        """Return the gateway's current counters. Without a gateway, all counters are zero."""
+        """The gateway's current counters. Without a gateway, all counters are zero."""
         return GatewayCounters() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
-        """Record a line of the conversation. Any line from the agent counts as a sign of activity."""
+        """Record a line of the conversation. A line from the agent is also recorded as a sign of activity."""
         if arrow != ">":
             self.bounds.note_life()
         self._record.line(arrow, text)
@@ -494,7 +494,7 @@ class Delivery:
 
 
 class AgentProcess:
-    """Handle for supervising the agent's process."""
+    """A handle for supervising the agent's process."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
         self.token = token
@@ -503,7 +503,7 @@ class AgentProcess:
         self._cpu_s = self._time_s = 0.0
 
     def busy(self) -> bool:
-        """Return whether the agent's process tree has used CPU time since the last call.
+        """Return True if the agent's process tree has used CPU time since the last call.
 
         An agent may be silent while a tool is running.
         """

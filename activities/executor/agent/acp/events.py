@@ -55,7 +55,7 @@ _OPTIONS = {
 
 @dataclass(kw_only=True)
 class Turn:
-    """Bounded summary of a turn, built from its updates."""
+    """A bounded summary of a turn, built from its updates."""
 
     message: str = ""
     """The tail of the last message, which is text written by a model."""
@@ -138,7 +138,7 @@ class Turn:
 
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
-    """Return the token usage from a prompt response. It is unknown if the response does not report it."""
+    """Return the token usage from a prompt response. Fields that it does not report are None."""
     usage = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
     input_tokens = _count(usage.get("inputTokens", gemini.get("input_tokens")))
@@ -175,7 +175,7 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 def option_for(rule: Verdict, options: object) -> str:
     """Return the id of the option that matches `rule`, or "" if no option matches.
 
-    One-time grants are preferred so that the next request is decided separately.
+    Options that apply only once are preferred, so that the next request is decided separately.
     """
     offered = {
         str(option.get("kind")): str(option.get("optionId"))
@@ -234,8 +234,8 @@ def turn_outcome(
         turn: the summary of the turn.
         denied: the denied actions.
         now: time at which the turn ended. Times in texts are in its time zone.
-        reads_text: whether to look for limits in the last message. Only applies if the agent used no
-            tool.
+        reads_text: whether to look for limits in the last message. This only applies if the agent did not
+            use a tool.
     """
     match reason:
         case "end_turn":

@@ -84,7 +84,7 @@ _QUESTION_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class AcpRun:
-    """Runs the agent's process. Each instance is used only once."""
+    """Runs the agent's process. Each instance can only be used once."""
 
     agent: AcpAgent
     order: WorkOrder
@@ -151,7 +151,7 @@ class AcpRun:
             return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
 
     def _resume(self) -> ResumeToken | None:
-        """Return the order's resume token if it belongs to this agent on this host, or None."""
+        """Return the order's resume token, or None if it does not belong to this agent on this host."""
         token = self.order.resume
         ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
         return token if ours else None

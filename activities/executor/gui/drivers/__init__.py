@@ -17,7 +17,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
     """Return the driver named in the settings, or the best one for this host.
 
     Raises:
-        DriverError: no driver supports this platform and the features that the settings require.
+        DriverError: no driver supports both this platform and the features that the settings require.
     """
     name: str = settings.driver
     if name == "auto" and sys.platform == "darwin":

@@ -51,7 +51,7 @@ def walk(root: Any) -> Iterator[Any]:
 
 
 def has(node: Any, state: Any) -> bool:
-    """Return whether a node is in a state."""
+    """Return whether a node has the given state."""
     try:
         return bool(node.get_state_set().contains(state))
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -94,7 +94,7 @@ def describe_focus(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node is in a state, without using the cache."""
+    """Return whether a node has the given state. The cache is not used."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at

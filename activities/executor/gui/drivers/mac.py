@@ -141,7 +141,7 @@ class AppleScriptDriver:
 def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
-    """Return missing permissions and other problems, with instructions for fixing them."""
+    """Return the missing permissions and other problems. Each entry explains how to fix the problem."""
     privacy = "Allow the program in System Settings > Privacy & Security"
     obstacles = []
     if not trusted:
@@ -165,7 +165,7 @@ def problems(
 
 
 def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
-    """Return the reasons why keys must not be pressed now, with instructions for fixing them."""
+    """Return the reasons why keys must not be pressed now. Each entry explains how to fix the problem."""
     reasons = []
     if locked:
         reasons.append("the screen is locked. Unlock it and turn off the screen lock for this session (docs/macos.md)")
@@ -414,7 +414,7 @@ class MacDriver:
             raise NotPressedError("; ".join(reasons))
 
     def _keyboard_state(self) -> tuple[bool, int]:
-        """Return whether the screen is locked, and the pid of the process that enabled secure input, or 0."""
+        """Return whether the screen is locked, and the pid of the process that enabled secure input (or 0)."""
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(

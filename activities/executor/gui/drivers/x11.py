@@ -25,12 +25,12 @@ def _folder() -> Path:
 
 
 def key_journals() -> tuple[Path, ...]:
-    """Return the key journals of all displays that may have pressed keys."""
+    """Return the key journals of all displays on which keys may be pressed."""
     return tuple(_folder().glob("*.json"))
 
 
 class KeyJournal:
-    """Record of the keys pressed on a display. The file exists only while keys are pressed."""
+    """A record of the keys pressed on a display. The file exists only while keys are pressed."""
 
     def __init__(self, display: str) -> None:
         self._path = _folder() / f"{file_stem(display)}.json"
@@ -166,7 +166,7 @@ class X11Driver:
             )
 
     def _require_focus(self, window: Window) -> None:
-        """Raise an error if the X server would send keys to another window.
+        """Raise an error if the X server would send key presses to another window.
 
         This does not rely on the window manager.
         """
