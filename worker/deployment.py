@@ -364,9 +364,9 @@ class Deployment:
         if missing:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
-                f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on {queues_text}, "
-                "so new workflows would have to wait. Start such workers alongside the existing workers, then try "
-                "again"
+                f"no worker {f'of {self.version}' if self.version else 'without a version'} is running on "
+                f"{queues_text}, so new workflows would have to wait. Start such workers alongside the existing "
+                "workers, then try again"
             )
 
     async def need_fitting_histories(self, days: int) -> str:

@@ -159,7 +159,7 @@ async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.
             writer.write(head.encode() + (b"" if method == "HEAD" else body))
             await writer.drain()
     except (OSError, TimeoutError, ValueError) as error:
-        logger.debug("cannot answer a probe: %s", error)
+        logger.debug("could not respond to a health check: %s", error)
     finally:
         writer.close()
         with suppress(OSError):

@@ -165,7 +165,7 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
                 await collect_now(client, settings)
                 next_collection = clock() + AGAIN.total_seconds()
             except RPCError as error:
-                logger.warning("the disk is full, but Temporal did not start a collection: %s", error.message)
+                logger.warning("the disk is full, but Temporal did not start a cleanup: %s", error.message)
         before = share
         await asyncio.sleep(every.total_seconds())
 

@@ -217,7 +217,7 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"the receiver returned {status}, a redirect that is not followed. Set the final URL", retryable=False
+            f"the receiver returned {status}, but redirects are not followed. Use the final URL", retryable=False
         )
     # Other client errors are about this request, and a repetition would get the same answer.
     again = status in RETRY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -189,5 +189,5 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
         and os.geteuid() == 0
         and (owner := root.stat().st_uid) != 0
     ):
-        return f"{where}, where root cannot access the files of user {owner}. Run the worker as that user"
+        return f"{where}, where root cannot access the files of user {owner}. Run the worker as user {owner}"
     return ""

@@ -190,8 +190,8 @@ class SandboxedSetups:
         """
         if self._sandbox.name not in MOUNTING:
             raise _SetupFailedError(
-                f"cannot run in the sandbox {self._sandbox.name}, because this sandbox cannot show a checkout at the "
-                "workspace's path. Run the command in the workspace yourself"
+                f"cannot run in the sandbox {self._sandbox.name}, because this sandbox cannot mount a checkout at "
+                "the path of the workspace. Run the command in the workspace yourself"
             )
         with owned_folder(private_folder(target.parent) / BUILDING) as building:
             checkout, result = building / "checkout", building / "result"

@@ -123,7 +123,7 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     # surrogateescape preserves bytes that are not UTF-8.
     result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
     if isinstance(result, PatchFailure):
-        advice = "\nText in brackets such as [secret:...] is not in the file. Omit those lines from old"
+        advice = "\nText in brackets such as [secret:...] is not in the file. Omit lines with such text from old"
         raise ToolError(
             f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
         )
@@ -356,7 +356,7 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
             # The check's own pytest command, which runs in the right environment.
             return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
-        f"cannot run single tests because no check runs pytest ({'; '.join(checks)[:300]}). Pass null to run "
+        f"cannot run individual tests because no check runs pytest ({'; '.join(checks)[:300]}). Pass null to run "
         "all checks, or use run_command"
     )
 

@@ -105,7 +105,7 @@ class Executor(ABC):
         it has no such effects. Spending model tokens twice does not count as an effect.
         """
         del order
-        return "the executor does not declare such effects"
+        return "unknown, because the executor does not declare its effects"
 
     @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

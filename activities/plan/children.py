@@ -307,7 +307,7 @@ class BranchRunner:
         alternative = AlternativeResult(name=action.alternatives[number].name, order=number)
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
-            return replace(alternative, why=reason or f"the alternative ended as {outcome}")
+            return replace(alternative, why=reason or f"the alternative ended with status {outcome}")
         # Also for alternatives that failed: their patches show how far they came.
         changed = self._trees.changed_paths(store_folder_of(work.scope), work.request.expected_tree, tree)
         patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
@@ -316,7 +316,7 @@ class BranchRunner:
             ref = work.store.put(patch, name=f"patch of {alternative.name}", media_type="text/x-diff")
             patches[f"patch-{alternative.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
-            return replace(alternative, why=reason or f"the alternative ended as {outcome}")
+            return replace(alternative, why=reason or f"the alternative ended with status {outcome}")
         with self._worktrees.open_worktree(child_scope(work.scope, request.children[number]), tree) as worktree:
             for check in action.checks:
                 result = self._run(work, check, worktree, alternative.tree)
@@ -542,7 +542,7 @@ class StepChildren:
             problem = None
             if outcome not in right:
                 kind = FailureClass.POLICY if outcome in _REFUSED else FailureClass.LOGIC
-                problem = make_failure(f"{child} ended as {outcome}: {reason}", kind)
+                problem = make_failure(f"{child} ended with status {outcome}: {reason}", kind)
             run_result = RunnerResult(
                 outputs=outputs,
                 command=f"start {child}",

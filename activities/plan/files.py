@@ -152,7 +152,7 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
         inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
     if sum(map(len, variables.values())) > ALL_BYTES:
         raise InvalidRequestError(
-            f"the values in the command are larger than {ALL_BYTES} bytes. Pass the values in a file"
+            f"the values in the command take up more than {ALL_BYTES} bytes in total. Pass the values in a file"
         )
     return Command("".join(parts), "".join(inlined), variables)
 

@@ -107,7 +107,7 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
-        reason = f"the checks pass, but no command is known for the request: {briefing.asked_for[-1]}"
+        reason = f"the checks pass, but no command is known that fulfills the request: {briefing.asked_for[-1]}"
         return answer.evolve(verdict=PlanVerdict.GAVE_UP, message=None, reason=reason)
     message = PlanMessage(
         steps=tuple(PlannedStep(title=f"Do what was requested: {shorten(text, 300)}") for text in briefing.asked_for),

@@ -141,7 +141,7 @@ def _by_check(checks: CheckReport | None) -> list[str]:
     actions: list[str] = []
     for result in checks.failed[:CHECKS_NAMED] if checks else ():
         if result.status is CheckStatus.NOT_FOUND:
-            actions.append(f"have the program for '{result.name}' installed, or correct the command")
+            actions.append(f"install the program that '{result.name}' requires, or correct the command")
         elif result.status is CheckStatus.TIMED_OUT:
             actions.append(f"find what hangs in '{result.name}'")
         else:

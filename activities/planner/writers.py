@@ -111,7 +111,7 @@ class ScenarioWriter:
         ]
         if not agreed:
             count = format_count(len(drafts), "draft")
-            return DraftAnswer(None, f"a second answer of the model agrees with none of {count}", usage)
+            return DraftAnswer(None, f"the second answer of the model agrees with none of the {count}", usage)
         return DraftAnswer(_bundle_of(agreed), usage=usage)
 
     def _usable(self, drafts: Iterable[_Draft], root: Path) -> tuple[_Draft, ...]:
@@ -131,7 +131,7 @@ class ScenarioWriter:
             else:
                 usable.setdefault(draft.path.strip() or draft.run, draft)
         if not usable:
-            raise UnusableAnswerError(*(problems or ("`scenarios` is empty. Write at least one",)))
+            raise UnusableAnswerError(*(problems or ("`scenarios` is empty. Write at least one scenario",)))
         return tuple(usable.values())
 
 
@@ -148,15 +148,15 @@ def scenario_writers(service: ModelService) -> ScenarioWriters:
 def _problem_of(draft: _Draft, root: Path) -> str:
     path, run, prints = draft.path.strip(), draft.run.strip(), draft.prints.strip()
     if not run or len(run) > COMMAND_CHARACTERS or len(draft.content) > CONTENT_CHARACTERS:
-        return f"`run` has 1 to {COMMAND_CHARACTERS} characters, and `content` at most {CONTENT_CHARACTERS}"
+        return f"`run` must have 1 to {COMMAND_CHARACTERS} characters, and `content` at most {CONTENT_CHARACTERS}"
     if not prints or len(prints) > PRINTS_CHARACTERS or len(prints.splitlines()) > 1:
-        return f"`prints` is one line with 1 to {PRINTS_CHARACTERS} characters"
+        return f"`prints` must be one line with 1 to {PRINTS_CHARACTERS} characters"
     if bool(path) != bool(draft.content.strip()):
-        return "`path` and `content` belong together. Give both, or leave both empty"
+        return "`path` and `content` belong together. Specify both, or leave both empty"
     if path and path not in run:
         return "`run` does not name `path`, so it would not run the program"
     if masked_problem(run) or find_violations(run):
-        return "`run` is not a plain command. Give one such as python3 draft_1.py"
+        return "`run` is not a plain command. Use a command such as python3 draft_1.py"
     try:
         if path and (root / path).exists():
             return "`path` already exists. Choose the path of a new file"
@@ -185,7 +185,7 @@ def _bundle_of(drafts: Iterable[_Draft]) -> ScenarioBundle:
 def _read_predictions(value: dict[str, Any], count: int) -> tuple[str, ...]:
     prints = _Predictions.model_validate(value).prints
     if len(prints) != count:
-        raise UnusableAnswerError(f"`prints` has {len(prints)} texts. Give {count}, one for each program")
+        raise UnusableAnswerError(f"`prints` has {len(prints)} texts. Return {count}, one for each program")
     return prints
 
 
@@ -257,12 +257,12 @@ class CheckWriter:
 
 def _problems_of(answer: _Answer) -> Iterable[str]:
     if not answer.run.strip():
-        yield "`run` is empty. Give the command that runs the check"
+        yield "`run` is empty. Specify the command that runs the check"
     for name, text, limit in (("run", answer.run, COMMAND_CHARACTERS), ("content", answer.content, CONTENT_CHARACTERS)):
         if len(text) > limit:
             yield f"`{name}` has {len(text)} characters, but the limit is {limit}"
     if bool(answer.path.strip()) != bool(answer.content.strip()):
-        yield "`path` and `content` belong together. Give both, or leave both empty"
+        yield "`path` and `content` belong together. Specify both, or leave both empty"
     if answer.path.strip() and answer.path.strip() not in answer.run:
         yield "`run` does not name `path`, so it would not run the new test"
     if problem := masked_problem(answer.run) or Check(run=answer.run).problem:

@@ -268,7 +268,7 @@ class ReviewActivities:
                 return ReviewResult(line=answer.reason, usage=answer.usage, attempt=attempt)
             review, usage = answer.review.evolve(subject=work.subject), answer.usage
             line = f"the model {review.model} " + (
-                f"doubts the change: {review.doubt}" if review.doubt else "has no doubts about the change"
+                f"has doubts about the change: {review.doubt}" if review.doubt else "has no doubts about the change"
             )
             transcript = await asyncio.to_thread(put_text, store, answer.transcript, name="review transcript")
             review = review.evolve(transcript=transcript)

@@ -178,7 +178,9 @@ class _Trial:
         left = until - time.monotonic()
         problem = check.not_used or masked_problem(check.run)
         if not problem and left <= 0:
-            problem = f"there was no time left to try the check: all checks together have {TRIALS_S / 60:.0f} minutes"
+            problem = (
+                f"no time was left to try the check: the limit for all checks is {TRIALS_S / 60:.0f} minutes in total"
+            )
         if not problem:
             problem = self._not_of_project(check)
         if problem:
@@ -196,7 +198,7 @@ class _Trial:
         failed = failed_tests(output) if code else ()
         reason = unusable(check.run, code, output, changed, failed)
         if not reason and finds_no_tests(output, failed, self._read_sources):
-            reason = "the files of the check have no test functions"
+            reason = "the files of the check do not contain test functions"
         if code is None:
             reason = f"the check did not finish within {span(limit)}"
         else:

@@ -247,7 +247,7 @@ def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scrat
         return
     size_bytes = 0 if overlays else sum(folder_size(source) for source, _ in mounts)
     if size_bytes > spec.growth_bytes:
-        yield Scratch(note=f"{size_bytes / 1_000_000:.0f} MB are too much to copy (limit: sandbox.disk_mb)")
+        yield Scratch(note=f"{size_bytes / 1_000_000:.0f} MB is too much to copy (limit: sandbox.disk_mb)")
         return
     with owned_folder(state_home() / "scratch") as above:
         folders = {}

@@ -215,7 +215,9 @@ def _create_branch(git: Git, commit: str, base: str, wanted: str, *, is_fixed: b
         # A branch `tightloop` prevents all `tightloop/...`.
         if is_fixed:
             raise WorkspaceError(f"cannot create the branch {name}: {created.error}. Choose another name")
-    raise WorkspaceError(f"the branch {wanted} already exists and is never overwritten. Choose another name")
+    raise WorkspaceError(
+        f"the branch {wanted} already exists, and existing branches are never overwritten. Choose another name"
+    )
 
 
 def _same_commits(git: Git, one: str, other: str, base: str) -> bool:

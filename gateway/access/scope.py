@@ -283,7 +283,7 @@ def require_all_projects(scope: Scope, what: str) -> None:
     """
     if scope.person.projects:
         raise RefusedError(
-            HTTPStatus.FORBIDDEN, f"only a token for all projects can {what}. Ask an operator who has one"
+            HTTPStatus.FORBIDDEN, f"{what} requires a token for all projects. Ask an operator who has such a token"
         )
 
 
@@ -303,7 +303,7 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
         return
     if scope.person.projects:
         raise InvalidRequestError(
-            "only a token for all projects can choose ids. To avoid starting a run twice, send an Idempotency-Key"
+            "choosing an id requires a token for all projects. To avoid starting a run twice, send an Idempotency-Key"
         )
     with suppress(EpisodeNotFoundError):
         entry = await asyncio.to_thread(scope.ledger.workflow, new_id)

@@ -146,7 +146,7 @@ def title_of(line: WorkflowLine) -> str:
 
     This is the goal. Without a goal, it is the id, or a fixed text for a loop.
     """
-    return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
+    return line.goal or ("Fix the failing checks" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
@@ -491,7 +491,7 @@ def workflow(view: View, request: Request) -> Screen:
 def workers(view: View, topology: Topology) -> Screen:
     """Show the task queues and their workers, and the kinds of workers that are missing."""
     if view.person.projects:
-        raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects can see the workers.")
+        raise HTTPException(HTTPStatus.FORBIDDEN, "Listing the workers requires a token for all projects.")
     return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
 
 

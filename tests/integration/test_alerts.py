@@ -147,7 +147,7 @@ async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Recei
             receiver.answers = [Answer(status, {"location": elsewhere.url})]
             error = await refusal(hook(receiver))
             assert not error.retryable
-            assert f"the receiver returned {status}, a redirect" in error.reason
+            assert f"the receiver returned {status}, but redirects are not followed" in error.reason
         assert elsewhere.came == []
 
 

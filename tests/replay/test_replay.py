@@ -74,11 +74,11 @@ TOLD = {
     "budget_top_up_amend": (r"paused: budget:", r"amended: ", r"topped up: ", r"closed: SUCCEEDED"),
     "asked_for_permission": (
         r"paused: permission: append line 1 \(by the executor\)",
-        r"answered: operator: deny to 'append line 1' not yet",
+        r"answered: operator chose deny for 'append line 1': not yet",
         r"iteration: ckpt-1:",
         r"paused: permission: append line 2 \(by the executor\)",
         r"refused: cannot resume: q2 needs a decision",
-        r"answered: operator: allow to 'append line 2'",
+        r"answered: operator chose allow for 'append line 2'",
         r"closed: SUCCEEDED",
     ),
     "person_works": (

@@ -282,7 +282,7 @@ async def test_a_receiver_that_points_elsewhere_is_told_of_in_the_timeline_and_n
             await client.cancel(episode_id)
             await client.result(episode_id)
         assert elsewhere.came == []
-    assert line.startswith("fatal could not be sent to ops: the receiver returned 307, a redirect")
+    assert line.startswith("fatal could not be sent to ops: the receiver returned 307, but redirects are not followed")
 
 
 @pytest.mark.parametrize("answer", [Answer(hang_s=600), None], ids=["slow", "down"])

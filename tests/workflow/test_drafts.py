@@ -110,7 +110,7 @@ async def test_drafts_that_fail_at_the_start_or_have_to_stay_are_part_of_the_pro
 
 @pytest.mark.parametrize(
     ("prints", "reason"),
-    [(["44", ""], "a second answer of the model agrees with none of 2 drafts"), (["43"], "no usable answer")],
+    [(["44", ""], "the second answer of the model agrees with none of the 2 drafts"), (["43"], "no usable answer")],
 )
 async def test_drafts_without_a_second_answer_that_agrees_do_not_count(
     client: TightloopClient, working: Working, adding: Requests, workspace: Path, prints: list[str], reason: str
@@ -188,7 +188,7 @@ async def test_if_only_drafts_fail_twice_the_owner_decides_who_is_wrong(
     if option == "withdraw":
         assert result.reason == "all checks pass: 1/1, also 1 hidden scenario (1 drafted)"
         [change] = scenarios.changes
-        assert change.startswith("ada found the scenarios wrong: 1 drafted scenario withdrawn (")
+        assert change.startswith("ada decided that the scenarios are wrong: 1 drafted scenario withdrawn (")
         assert change in lines
         assert (workspace / "calc.py").read_text() == works[2]
     else:

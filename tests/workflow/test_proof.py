@@ -246,7 +246,7 @@ async def test_a_skipped_test_is_one_question_and_the_proof_knows_the_answer(
     assert finding.rule is ProofRule.TESTS_CHANGED
     assert finding.answered is not None
     assert (finding.answered.by, finding.answered.asked) == ("ada", option == "asked")
-    assert any(line.kind == "answered" and f"ada: {option}" in line.text for line in told)
+    assert any(line.kind == "answered" and f"ada chose {option} for" in line.text for line in told)
     sentence = f"ada asked for the change to tests/test_it.py at {finding.answered.at:%Y-%m-%d %H:%M} UTC"
     if option == "asked":
         assert proof.verdict is ProofVerdict.PROVEN

@@ -63,7 +63,7 @@ async def test_an_allowed_permission_goes_on_in_the_same_session(
     assert second.resume is not None
     assert second.resume.session_id == "session-1"
     assert [grant.allowed for grant in second.grants] == [True]
-    assert "answered: ada: allow to 'append line 1'" in told
+    assert "answered: ada chose allow for 'append line 1'" in told
 
 
 async def test_a_denied_permission_is_told_to_executor_and_planner(

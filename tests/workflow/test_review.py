@@ -101,7 +101,7 @@ async def test_a_doubt_about_hardcoded_answers_is_a_question_with_the_lines(
     assert f"  calc.py:2: {LINE.strip()}" in question.evidence
     assert question.change is not None
     assert [file.path for file in question.change.files] == ["calc.py"]
-    assert timeline[0] == f"the model m1 doubts the change: {REASON}"
+    assert timeline[0] == f"the model m1 has doubts about the change: {REASON}"
     assert GOAL in prompt
     assert "assert add(2, 2) == 4" in prompt, "the model has to see the visible test"
     assert f"+{LINE}" in prompt

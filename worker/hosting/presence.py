@@ -166,7 +166,11 @@ class Presence:
                 try:
                     await self._release_activities(path)
                 except (RPCError, OSError) as error:
-                    logger.debug("the notes of %s cannot be processed yet and will be retried: %s", path.name, error)
+                    logger.debug(
+                        "cannot process the activity records of worker process %s yet and will try again: %s",
+                        path.name,
+                        error,
+                    )
             await asyncio.sleep(LOOK_SECONDS)
 
     def _list_other_notes(self) -> list[Path]:

@@ -170,8 +170,8 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} "
-            "runs on this host. Start a worker with role workspace or all on this host with the same "
+            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} is "
+            "running on this host. Start a worker with role workspace or all on this host with the same "
             "TIGHTLOOP_HOME, or start this worker on the host of a workspace worker. To use a model on another "
             "host, set planner.base_url instead"
         ) from None

@@ -162,7 +162,7 @@ class Proof:
                 drafts=record.state.drafts,
             ),
             ActivityOptions(
-                "prove it in a fresh checkout",
+                "prove the result in a fresh checkout",
                 # The checks run twice: as delivered, and with the original tests put back.
                 2 * self._limit + self._hidden_limit(record.state.drafts) + OPEN_TIMEOUT,
                 record.request.queues.workspace,
@@ -199,7 +199,8 @@ class Proof:
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
             return False
         if answer is not None and answer.option == WITHDRAW:
-            record.apply(state_changes.without_drafts, f"{answer.by} found the scenarios wrong", proved.failed_drafts)
+            reason = f"{answer.by} decided that the scenarios are wrong"
+            record.apply(state_changes.without_drafts, reason, proved.failed_drafts)
             return True
         if answer is None or answer.option not in (ACCEPT, ASKED):
             record.apply(state_changes.with_refused_proof, proved.title, proved.evidence)

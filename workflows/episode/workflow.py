@@ -317,7 +317,10 @@ class EpisodeCommands(Commands):
 
     def _apply(self, question: Question, answer: Answer) -> None:
         if question.kind is not QuestionKind.OPERATOR or answer.text:
-            self._record.log("answered", f"{answer.by}: {answer.option} to {question.title!r} {answer.text}".rstrip())
+            self._record.log(
+                "answered",
+                f"{answer.by} chose {answer.option} for {question.title!r}{answer.text and f': {answer.text}'}",
+            )
         self._record.keep_answer(answer)
         if answer.option == CANCEL:
             self._cancel(answer.text)

@@ -260,7 +260,8 @@ class PlanCommands(Commands):
         for question in questions:
             context.progress = context.progress.note_decision(question.step or question.kind.value, answer)
         trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)
-        return await self._revisions.revise("", f"an answer about {subjects}", answer.by, trouble=trouble)
+        cause = f"the answer to a question about {subjects}"
+        return await self._revisions.revise("", cause, answer.by, trouble=trouble)
 
     def _cancel(self, reason: str, by: str) -> None:
         self._context.cancel(reason or f"cancelled by {by}")

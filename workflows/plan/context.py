@@ -429,7 +429,7 @@ class PlanContext(Run):
         """Return a description of the budget limit that was reached, or None."""
         reached = find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
         end = describe_end(self.progress.until, self.now())
-        return reached or (f"the plan was to run {end}" if end else None)
+        return reached or (f"the plan may only run {end}" if end else None)
 
     def extend_budget(self, step: str = "") -> None:
         """Raise each exhausted limit by the amount defined in the plan.

@@ -433,7 +433,7 @@ class Alerts:
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                task.done, timeout=LAST_ALERT_TIMEOUT, timeout_summary="failed: close without the alert"
+                task.done, timeout=LAST_ALERT_TIMEOUT, timeout_summary="alert not sent in time: close without the alert"
             )
 
     def _forget(self, task: asyncio.Task[None]) -> None:

@@ -145,7 +145,7 @@ class CodexReader(EventReader):
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
         if self._completed and self._denied and not self._changes and self._failures == self._commands:
-            error = f"codex did nothing because its sandbox denied: {'; '.join(denied)}"
+            error = f"codex did nothing because its sandbox denied these actions: {'; '.join(denied)}"
             outcome = ExecutorOutcome(status=ExecutorStatus.REFUSED, error=clip(error, SUMMARY_CHARACTERS))
         elif self._completed:
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)

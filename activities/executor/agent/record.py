@@ -298,7 +298,9 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
         case Stop.IDLE_LIMIT:
             return idle_outcome(choice, "any sign of activity")
         case Stop.LIMIT if limit is not None:
-            return limit_outcome(limit, "stopped because the agent was about to wait silently for its provider")
+            return limit_outcome(
+                limit, "stopped because the agent reached a limit of its provider and would have waited without output"
+            )
         case Stop.EVENTS:
             events = f"stopped after {choice.max_events} events because the agent appears to be looping"
             return failed_outcome(f"{events}. Raise executor.max_events or plan smaller steps.", ErrorKind.BUDGET)

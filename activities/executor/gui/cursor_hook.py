@@ -76,7 +76,7 @@ def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"this host has no record of the folder for the plan {identity}"
+        return f"this host has no record of which folder the plan {identity} is for"
     roots = event.get("workspace_roots")
     if not isinstance(roots, list) or not roots:
         if expected.get("allow_unknown_roots"):

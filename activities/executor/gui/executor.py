@@ -121,7 +121,9 @@ class OutcomeWaiter:
             if quiet >= self.transcript_quiet_s and (answer := self._transcript()):
                 return ExecutorOutcome(
                     status=ExecutorStatus.COMPLETED,
-                    summary=shorten(f"from the transcript, which has no end marker: {answer}", 400),
+                    summary=shorten(
+                        f"read from the transcript, which does not mark the end of the turn: {answer}", 400
+                    ),
                     transcript=answer.encode(),
                 )
             # A person is asked instead of a failure: the agent may be at work where we cannot see it.

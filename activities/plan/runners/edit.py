@@ -199,7 +199,8 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     ways += ["content"] if edit.content is not None else []
     if len(ways) != 1:
         raise InvalidRequestError(
-            f"the edit of {edit.path!r} has {' and '.join(ways) or 'nothing'}: specify one of search, content, delete"
+            f"the edit of {edit.path!r} must use exactly one of search, content and delete, but uses "
+            f"{' and '.join(ways) or 'none of them'}"
         )
     old = draft.content(edit.path)
     if edit.delete:
@@ -208,7 +209,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
         draft.after[edit.path] = edit.content.encode()
     elif old is None:
         raise InvalidRequestError(
-            f"cannot replace text in {edit.path!r}: the file does not exist. Specify its 'content'"
+            f"cannot replace text in {edit.path!r}: the file does not exist. To create the file, specify 'content'"
         )
     else:
         draft.after[edit.path] = _replace_match(old, edit)
@@ -222,7 +223,9 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
     """
     # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:
-        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace the whole file, or use a script")
+        raise InvalidRequestError(
+            f"{edit.path!r} is a binary file, so text in it cannot be replaced. Replace the whole file, or use a script"
+        )
     search, new = edit.search.encode(), edit.replace.encode()
     # Plans use LF. A file that uses CRLF throughout keeps it.
     if _CRLF in old and old.count(b"\n") == old.count(_CRLF) and _CRLF not in search:

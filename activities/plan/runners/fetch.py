@@ -454,7 +454,7 @@ def _done(work: Work, fetched: _FetchState, command: str) -> RunnerResult:
     failure: StepFailure | None = None
     if count < minimum or any(failed is STOPPED for _, failed in fetched.failed):
         failed = [failed for _, failed in fetched.failed]
-        shortfall = f"{count} of at least {minimum} documents"
+        shortfall = f"{format_count(count, 'document')} fetched, but at least {minimum} are required"
         # Transient first: a retry may succeed, and skips the documents that are cached by now.
         order = (FailureClass.TRANSIENT, FailureClass.POLICY, FailureClass.LOGIC)
         worst = min(failed, key=lambda one: order.index(one.failure_class), default=None)
@@ -462,7 +462,7 @@ def _done(work: Work, fetched: _FetchState, command: str) -> RunnerResult:
         reasons = "; ".join(problem.reason for problem in failed[:3]) or "there were no more addresses"
         failure = StepFailure(
             failure_class=worst.failure_class if worst else FailureClass.LOGIC,
-            reason=shorten(f"{shortfall} were fetched: {reasons}", 500),
+            reason=shorten(f"{shortfall}: {reasons}", 500),
             retry_after_s=max(waits, default=None),
         )
     return RunnerResult(

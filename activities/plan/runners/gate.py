@@ -180,7 +180,8 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
         # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
             problems.append(
-                f"more than {ALTERNATIVES} patterns or {len(diff.files)} files cannot be compared. Split the step"
+                f"the change cannot be compared with the patterns, because there are more than {ALTERNATIVES} "
+                f"patterns or {len(diff.files)} files. Split the step"
             )
             return problems
     if review.only and (strange := outside(review.only, paths)):
@@ -188,7 +189,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     if review.never:
         fine = set(outside(review.never, paths))
         if touched := [path for path in paths if path not in fine]:
-            problems.append(f"must not be changed: {', '.join(touched[:SHOWN])}")
+            problems.append(f"these files must not be changed: {', '.join(touched[:SHOWN])}")
     return problems
 
 

@@ -126,7 +126,7 @@ async def add_project(
     body: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
     wait: Wait = WAIT_SECONDS,
 ) -> Response:
-    require_all_projects(scope, "add projects")
+    require_all_projects(scope, "adding a project")
     request = LoopRequest.model_validate(read_fields(body))
     # Refused with the request, not later by a workflow that nobody looks at.
     await scope.client.check_workspace(request.workspace)

@@ -108,7 +108,7 @@ async def events(
 
 
 async def workers(scope: InScope) -> Any:
-    require_all_projects(scope, "see the workers")
+    require_all_projects(scope, "listing the workers")
     topology = await scope.client.topology()
     lines = [
         WorkerLine(

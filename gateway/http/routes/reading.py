@@ -189,12 +189,12 @@ async def asked(scope: InScope, workflow: Steered) -> Any:
 
 async def runs(scope: InScope, workflow: Steered) -> Any:
     # An id may be reused, so an earlier run may belong to another project.
-    require_all_projects(scope, "see runs")
+    require_all_projects(scope, "listing the runs of a workflow")
     return {"items": await scope.client.runs(workflow.id)}
 
 
 async def history(scope: InScope, workflow: Steered, run_id: RunId) -> Response:
-    require_all_projects(scope, "see histories")
+    require_all_projects(scope, "reading a history")
     return Response(await scope.client.history(workflow.id, run_id=run_id), media_type="application/json")
 
 

@@ -287,7 +287,7 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
     assert key not in shown
     assert "[secret:" in shown
     line = next(line for line in shown.split("\n") if "TOKEN" in line).partition("\t")[2]
-    assert "Omit those lines" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
+    assert "Omit lines with such text" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
     assert "hidden from you" in made.failed(
         "create_file", path="conf.py", content=f"{line}\nDEBUG = 0\n", overwrite=True
     )

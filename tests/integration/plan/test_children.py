@@ -263,7 +263,7 @@ class TestSubplan:
         assert run.plans[0].within == plan.plan_id
         result = played(plan, "sub")
         assert result.failure is not None
-        assert result.failure.reason.endswith("ended as FAILED: exit code 1")
+        assert result.failure.reason.endswith("ended with status FAILED: exit code 1")
         assert (root / "a.txt").read_text() == "one\n"
 
     def test_plan_file_is_held_within_the_policy_and_budget_around_it(self, root: Path) -> None:
@@ -400,7 +400,7 @@ class TestEpisode:
         result = plan.call("settle_children", settle)
         assert result.failure is not None
         assert result.failure.failure_class is kind
-        assert result.failure.reason == f"plan.agent.1 ended as {outcome}: why not"
+        assert result.failure.reason == f"plan.agent.1 ended with status {outcome}: why not"
 
 
 def test_preview_says_what_would_be_started(root: Path) -> None:

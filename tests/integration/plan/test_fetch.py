@@ -120,7 +120,7 @@ def test_retry_fetches_only_what_is_missing(tmp_path: Path, site: FakeSite) -> N
     first = fetch(tmp_path, site, "/tea", "/busy", at_least=2)
     assert first.failure is not None
     assert (first.failure.failure_class, first.failure.retry_after_s) == (FailureClass.TRANSIENT, 2.0)
-    assert "1 of at least 2 documents" in first.failure.reason
+    assert "1 document fetched, but at least 2 are required" in first.failure.reason
     second = fetch(tmp_path, site, "/tea", "/busy", at_least=2)
     assert second.failure is None
     assert site.paths() == ["/tea", "/busy", "/busy"]

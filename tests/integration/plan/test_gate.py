@@ -204,7 +204,7 @@ def test_size_and_place_of_the_change_are_bounded(workspace: Path, trees: tuple[
     assert review(max_files=2) == (False, "3 files changed, but at most 2 may change")
     assert review(max_lines=3) == (False, "4 lines changed, but at most 3 may change")
     assert review(only=["docs/**", "*.py"]) == (False, "changes outside docs/**, *.py: keys.pem")
-    assert review(never=["**/*.pem"]) == (False, "must not be changed: keys.pem")
+    assert review(never=["**/*.pem"]) == (False, "these files must not be changed: keys.pem")
     assert review(only=["**"], never=["src/**"])[0]
 
 

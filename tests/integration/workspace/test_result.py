@@ -86,7 +86,7 @@ def test_named_branch_is_never_overwritten(root: Path) -> None:
     part = work(scope, {"a.txt": "two\n"})
     git(root, "branch", "mine")
     before = user_state(root)
-    with pytest.raises(WorkspaceError, match="mine already exists and is never overwritten"):
+    with pytest.raises(WorkspaceError, match="mine already exists, and existing branches are never overwritten"):
         commit_result(scope, (part,), "mine")
     for name in ("-x", "a b", "../x", ""):
         if name:

@@ -147,7 +147,7 @@ def test_the_note_of_a_resume_at_an_operators_pause_is_in_the_timeline() -> None
     episode = Episode(make_question(QuestionKind.OPERATOR, "lunch", by="ada"))
     episode.resume({"note": "the key is there now", "by": "bob"})
     line = episode.record.core.timeline[-1]
-    assert (line.kind, line.text) == ("answered", "bob: resume to 'lunch' the key is there now")
+    assert (line.kind, line.text) == ("answered", "bob chose resume for 'lunch': the key is there now")
 
 
 def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:

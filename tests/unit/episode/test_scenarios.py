@@ -181,13 +181,13 @@ def test_drafts_are_counted_beside_the_scenarios_of_the_owner() -> None:
 
 
 def test_drafts_are_withdrawn_by_number_or_all_of_them() -> None:
-    one = DRAFTS.withdraw("ada found the scenarios wrong", (1,))
+    one = DRAFTS.withdraw("ada decided that the scenarios are wrong", (1,))
     assert (one.withdrawn, one.count, one.digest) == ((1,), 3, DRAFTS.digest)
     assert one.withdraw("again", (1,)) == one
     every = one.withdraw("bob changed the goal")
     assert every.withdrawn == (0, 1, 2)
     assert every.changes == (
-        "ada found the scenarios wrong: 1 drafted scenario withdrawn (dddddddddddd)",
+        "ada decided that the scenarios are wrong: 1 drafted scenario withdrawn (dddddddddddd)",
         "bob changed the goal: 2 drafted scenarios withdrawn (dddddddddddd)",
     )
 

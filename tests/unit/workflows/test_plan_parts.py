@@ -143,7 +143,7 @@ async def test_resume_ends_the_pause_and_says_that_the_budget_needs_a_decision()
 async def test_plan_stops_at_its_time_and_goes_on_without_it() -> None:
     parts = Parts()
     parts.context.progress = parts.context.progress.evolve(until=NOW)
-    assert parts.context.find_breach() == f"the plan was to run until {NOW:%Y-%m-%d %H:%M %Z}"
+    assert parts.context.find_breach() == f"the plan may only run until {NOW:%Y-%m-%d %H:%M %Z}"
     parts.questions.pause(QuestionKind.BUDGET, "the plan was to end")
     assert await parts.answer("extend") == "budget: extend"
     assert parts.context.find_breach() is None
