@@ -75,7 +75,7 @@ class ScriptedExecutor(Executor):
             return ExecutorOutcome(
                 status=ExecutorStatus.NO_CHANGE,
                 summary=f"the script has only {format_count(len(script.steps), 'step')}, "
-                f"so iteration {order.iteration} has no step",
+                f"but iteration {order.iteration} needs another step",
             )
         step = script.steps[index]
         orphaned = (step.orphan.path,) if step.orphan else ()

@@ -93,7 +93,7 @@ class BestEffortMemory:
         except Exception as error:  # noqa: BLE001
             # Top level: no error of a database, driver or model may stop the episode.
             message = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
-            self.problem = f"the memory is not used: {message}"
+            self.problem = f"cannot use the memory: {message}"
             logger.warning("%s", self.problem)
             self._on_problem(self.problem)
             return otherwise

@@ -82,7 +82,7 @@ DETAIL_CHARACTERS = 300
 
 _BY_REASON = {
     "newly.failing": "first undo or fix what broke the checks that passed before",
-    "outside the plan|out_of_scope": "change only the announced files, or announce the others with a reason",
+    "outside the plan|out_of_scope": "change only the files that the plan names, or name the other files with a reason",
     "back and forth|alternation": "stop alternating: choose one of the two states and explain why the other is wrong",
     "exactly like this before|same_tree_again": (
         "do not repeat the last plan, because it leads to a tree that was seen before"

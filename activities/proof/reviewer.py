@@ -136,7 +136,9 @@ def _read(value: dict[str, Any], shown: tuple[FilePatch, ...]) -> _Doubt:
         return _Doubt()
     reason = shorten(scrub(" ".join(answer.reason.split())), DOUBT_CHARACTERS)
     if not reason:
-        raise UnusableAnswerError("`reason` is empty. Name an input that goes wrong, or set `doubts` to false")
+        raise UnusableAnswerError(
+            "`reason` is empty. Name an input that produces a wrong result, or set `doubts` to false"
+        )
     quoted = [find_quoted_line(shown, quote.path.strip(), quote.line) for quote in answer.quotes]
     lines = list(dict.fromkeys(filter(None, quoted)))[:QUOTES_LIMIT]
     if not lines:

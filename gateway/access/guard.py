@@ -235,7 +235,7 @@ class Guard:
         if not judged and not person.role.includes(Role.OPERATOR):
             raise RefusedError(
                 HTTPStatus.FORBIDDEN,
-                f"{person.name} is a {person.role.value} and has read-only access. Ask an operator",
+                f"{person.name} is a {person.role.value} and has read-only access. Ask an operator to make the change",
             )
         request.state.person = person
         return None

@@ -123,7 +123,7 @@ async def test_killed_server_costs_nothing_but_the_memory(
             told = [line.text for line in await client.timeline(episode) if line.kind == "memory"]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
     [said] = told
-    assert "memory is not used: the database postgresql://" in said
+    assert "cannot use the memory: the database postgresql://" in said
     assert "is not responding" in said
 
 

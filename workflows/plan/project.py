@@ -354,7 +354,7 @@ class ProjectCommands(PlanCommands):
         """
         check_possible(self._view.loop_status(), command)
         if self._context.core.cancel is not None:
-            raise InvalidRequestError(f"{command}: the plan is being cancelled")
+            raise InvalidRequestError(f"cannot {command}: the plan is being cancelled")
 
     def dispatch(self, command: projection.DispatchCommand) -> str:
         """Start the tasks."""

@@ -279,4 +279,4 @@ class Player:
                 data = data.replace(placeholder.encode(), path.encode())
             yield data
         if line.get("cut"):
-            raise BrokenOffError("the recorded answer ends here")
+            raise BrokenOffError("the recording contains only the first part of this answer")

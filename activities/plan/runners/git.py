@@ -113,7 +113,7 @@ class GitRunner:
 def _action(work: Work) -> GitAction:
     written = work.action(GitAction)
     if not (written.branch or written.commit or written.pull_request):
-        raise InvalidRequestError(f"step {work.step.id!r} has no git action: specify branch, commit or pull_request")
+        raise InvalidRequestError(f"step {work.step.id!r} has no git action. Specify branch, commit or pull_request")
     step_values: Mapping[str, str] = {
         "step": work.step.id,
         "title": work.step.title or work.step.id,

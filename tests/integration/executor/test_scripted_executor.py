@@ -58,7 +58,7 @@ def test_the_step_is_chosen_by_the_iteration(root: Path) -> None:
     assert said == ["one", "two", "one", "two"]
     after_the_end = execute(scripted(root, *steps, iteration=3))
     assert after_the_end.status is ExecutorStatus.NO_CHANGE
-    assert "so iteration 3 has no step" in after_the_end.summary
+    assert "but iteration 3 needs another step" in after_the_end.summary
 
 
 def test_a_program_is_run_and_its_exit_code_noted(root: Path) -> None:

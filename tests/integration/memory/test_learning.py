@@ -148,5 +148,5 @@ def test_memory_that_failed_rests_and_says_why(tmp_path: Path) -> None:
     for _ in range(3):
         memory = memories(tmp_path)
         assert memory.recall(Query(text="KeyError: 'alpha'")) == ()
-        assert memory.problem == "the memory is not used: the database x does not answer. Start it"
+        assert memory.problem == "cannot use the memory: the database x does not answer. Start it"
     assert len(calls) == 1
