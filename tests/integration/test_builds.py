@@ -247,7 +247,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         impatient = TightloopClient(temporal_client, plain, query_timeout=timedelta(seconds=1))
         with pytest.raises(ServiceUnavailableError) as silent:
             await impatient.status(episode)
-        assert silent.value.message == f"no worker responds on task queue '{queue}' for {episode}. {nothing}"
+        assert silent.value.message == f"no worker is responding on task queue '{queue}' for {episode}. {nothing}"
 
         # Once it is over, the retention of this host and state home goes on as well.
         told = await deployment.promote(temporal_client, plain, 1, unversioned=True)

@@ -289,7 +289,7 @@ async def test_closed_episode_can_be_looked_at_without_a_worker(
     document = json.loads(exported[1])
     assert document["status"]["status"] == "succeeded"
     assert document["history"]["events"][0]["eventType"] == "EVENT_TYPE_WORKFLOW_EXECUTION_STARTED"
-    assert "no worker responds" in exported[2]
+    assert "no worker is responding" in exported[2]
 
 
 async def test_open_episode_without_a_worker_says_which_queue_needs_one(
@@ -297,7 +297,7 @@ async def test_open_episode_without_a_worker_says_which_queue_needs_one(
 ) -> None:
     episode_id = await hasty.start(a_request())
     with pytest.raises(
-        ServiceUnavailableError, match=f"no worker responds on task queue '{settings.temporal.task_queue}'"
+        ServiceUnavailableError, match=f"no worker is responding on task queue '{settings.temporal.task_queue}'"
     ):
         await hasty.status(episode_id)
 
@@ -464,7 +464,7 @@ async def test_watch_and_result_go_on_through_new_runs_resets_and_a_missing_work
             await tell(server, episode_id, "SUCCEEDED")
             await watching
             result = await waiting
-    assert "no worker responds" in silences[0]
+    assert "no worker is responding" in silences[0]
     assert seen[-1].status == "succeeded"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert all(one != two for one, two in itertools.pairwise(seen))

@@ -217,7 +217,7 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
     forged = side.proof.evolve(
         runs=side.proof.runs[:1], findings=(), changed=(), changed_count=0, verdict=ProofVerdict.PROVEN
     )
-    out = side.refuses(side.signed(forged), "the checks also have to run (with the original tests)")
+    out = side.refuses(side.signed(forged), "the proof lacks a required run of the checks (with the original tests)")
     assert (
         "changed files that decide a check: the proof says no other file, but the result on this host is tests/" in out
     )
@@ -231,7 +231,8 @@ def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> No
     assert "reproduced" not in out
     side.refuses(side.signed(side.proof.evolve(delivered_tree="e" * 40)), "the proof covers different files")
     out = side.refuses(
-        side.signed(side.proof.evolve(base_tree="e" * 40)), "the initial files of the proof (eeeeeeeeeeee)"
+        side.signed(side.proof.evolve(base_tree="e" * 40)),
+        "does not contain the files that the work started from (eeeeeeeeeeee)",
     )
     assert "tightloop proof ID --attach" in out
 
@@ -241,7 +242,7 @@ def test_initial_files_have_to_be_in_the_history_of_the_base_on_request(tmp_path
     weak = UNIT.replace("self.assertEqual(add(2, 2), 4)", "pass")
     side = Side(tmp_path, replace(FIX, base={"tests/test_calc.py": weak}))
     code, out = side.verify(side.signed(), "--base", "HEAD^")
-    assert (code, "are those of a commit in the history of HEAD^" in out) == (0, True), out
+    assert (code, "the history of HEAD^ contains a commit with the files" in out) == (0, True), out
     assert side.verify(side.signed(), "--base", "missing")[0] == 2
     assert side.verify(side.signed(), "--base", "HEAD", "--alone")[0] == 2
     git(side.project, "checkout", "-q", "HEAD^")
@@ -249,7 +250,7 @@ def test_initial_files_have_to_be_in_the_history_of_the_base_on_request(tmp_path
     git(side.project, "commit", "-q", "-a", "-m", "real tests", "--amend")
     git(side.clone, "fetch", "-q", str(side.project), "HEAD")
     code, out = side.verify(side.signed(), "--base", "FETCH_HEAD")
-    assert (code, "are not those of a commit in the history of FETCH_HEAD" in out) == (1, True), out
+    assert (code, "the history of FETCH_HEAD does not contain a commit with the files" in out) == (1, True), out
 
 
 def test_proof_that_is_not_signed_by_a_trusted_key_is_not_made_again(side: Side, tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ assert not any("PRIVATE KEY" in text or {str(tmp_path / "second")!r} in text for
 
 
 def test_key_that_checks_can_read_is_refused(side: Side) -> None:
-    for key, said in ((side.clone / "key", "which checks can read"), (side.folder / "missing", "is not a file")):
+    for key, said in ((side.clone / "key", "is not safe there"), (side.folder / "missing", "is not a file")):
         if key.parent == side.clone:
             shutil.copy(side.second, key)
         code, out = side.verify(side.signed(), "--run", "--output", side.output, key=key)

@@ -60,6 +60,6 @@ async def test_a_busy_worker_is_not_called_missing_and_a_killed_one_is(
     process.kill()
     process.wait(10)
     with pytest.raises(
-        ServiceUnavailableError, match=f"no worker responds on task queue .* for {waiting}. Start a worker"
+        ServiceUnavailableError, match=f"no worker is responding on task queue .* for {waiting}. Start a worker"
     ):
         await client.status(waiting)

@@ -300,7 +300,7 @@ async def test_a_collector_that_is_not_there_stops_neither_the_command_nor_its_a
     with Stack(tmp_path / "stack", variables) as stack:
         done = await command_line(stack, "tightloop.cli.main", "start", "x", "--workspace", "/tmp", "--done", "true")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line for line in done.stderr.splitlines() if "because no worker polls" not in line] == []
+    assert [line for line in done.stderr.splitlines() if "because no worker is polling" not in line] == []
     client = await TightloopClient.connect(settings=stack.settings)
     await client.cancel(re.search(r"episode-\w+", done.stdout)[0])  # nobody works on it
 

@@ -175,14 +175,14 @@ async def test_roles_on_hosts_of_their_own_need_no_queues_from_the_client(
     await front.serve("workflows")
 
     async def warns() -> bool:
-        return "episodes will have to wait: no worker serves workspaces" in front.told("workflows")
+        return "episodes will have to wait: no worker is available for workspaces" in front.told("workflows")
 
     await eventually(warns)
     client = on(hosts("desktop"))
 
     async def only_workspaces_are_missing() -> bool:
         missing = (await client.topology()).missing
-        return [sentence.partition(".")[0] for sentence in missing] == ["no worker serves workspaces"]
+        return [sentence.partition(".")[0] for sentence in missing] == ["no worker is available for workspaces"]
 
     await eventually(only_workspaces_are_missing)
     await back.serve("workspace")

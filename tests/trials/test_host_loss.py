@@ -199,7 +199,7 @@ async def test_episodes_of_a_killed_host_end_on_another_one(fleet: Fleet, worksp
     fleet.kill_first()
     began = time.monotonic()
     await fleet.move(ids)
-    with pytest.raises(InvalidRequestError, match="no workspace worker runs on 'third'"):
+    with pytest.raises(InvalidRequestError, match="no workspace worker is running on 'third'"):
         await fleet.client.move(ids[0], "third")
     await fleet.check_hand_over(ids, fleet.there)
     print(f"\n{EPISODES} episodes handed over in {time.monotonic() - began:.1f} s")

@@ -123,7 +123,7 @@ async def test_status_without_a_worker_says_what_is_stored_and_how_old_it_is(
     code, said = await cli("status", plan_id)
     as_json = await cli("status", plan_id, "--json")
     assert code == 0, said
-    assert "no worker responds" in said
+    assert "no worker is responding" in said
     assert "tightloop up" in said
     assert "as of" in said
     assert str(workspace) in said
@@ -149,7 +149,7 @@ async def test_status_without_a_worker_names_no_branch_that_it_does_not_know(
     _, said = await cli("status", episode_id)
     _, as_json = await cli("status", episode_id, "--json")
     assert "1 on branch 2" in known[1]
-    assert "no worker responds" in said
+    assert "no worker is responding" in said
     assert "branch" not in said
     assert json.loads(as_json[as_json.index("{") :])["branch"] == 0
 
@@ -216,7 +216,7 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         assert "Add one, for example --iterations 5" in " ".join(said.split())
         code, said = await cli("move", episode_id, "--to", "nowhere")
         assert code == 2
-        assert "move: no workspace worker runs on 'nowhere'" in " ".join(said.split())
+        assert "move: no workspace worker is running on 'nowhere'" in " ".join(said.split())
         code, said = await cli("pause", episode_id)
         assert (code, said.splitlines()[0]) == (0, f"{episode_id} is already paused")
         await client.cancel(episode_id)
@@ -227,6 +227,6 @@ async def test_cancel_says_that_no_worker_is_there(cli: Cli, client: TightloopCl
     episode_id = await client.start(request_for())
     code, said = await cli("cancel", episode_id)
     assert code == 0
-    assert "will end when a worker responds: no worker responds on task queue" in " ".join(said.split())
+    assert "will end when a worker responds: no worker is responding on task queue" in " ".join(said.split())
     async with working():
         await client.result(episode_id)

@@ -127,7 +127,8 @@ async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
         again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second"])
         await client.cancel(episode_id)
         await client.result(episode_id)
-    assert f"{episode_id} is waiting because no worker polls task queue '{settings.temporal.task_queue}'" in done.stderr
+    waiting = f"{episode_id} is waiting because no worker is polling task queue '{settings.temporal.task_queue}'"
+    assert waiting in done.stderr
     assert (choice.name, choice.fallback, choice.on_crash) == ("person", ("command",), OnCrash.ASK)
     assert "no worker polls" not in again.stderr
     assert f"{episode_id} is using {workspace}" in again.stderr.replace("\n", " ")

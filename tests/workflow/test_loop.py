@@ -275,7 +275,7 @@ async def test_what_a_state_does_not_allow_is_refused_with_what_it_does(
         result = await result_of(client, plan_id)
         with pytest.raises(InvalidRequestError, match="closed"):
             await client.dispatch(plan_id)
-        with pytest.raises(InvalidRequestError, match="a project's plan"):
+        with pytest.raises(InvalidRequestError, match="a project plan"):
             await client.respond(plan_id, "hello")
     assert (result.outcome, result.reason) == (LoopState.CANCELLED, "enough (by ada)")
     assert result.tasks[0].state is TaskState.CANCELLED

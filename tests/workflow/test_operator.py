@@ -134,7 +134,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         ("restore_checkpoint", '"nonsense"', "the episode has no checkpoint 'nonsense'"),
         ("top_up", '{"iteration": 5}', "top_up: unknown field 'iteration'. Did you mean 'iterations'?"),
         ("respond", '""', "the message is empty"),
-        ("answer", '"allow"', "answer: no question is open"),
+        ("answer", '"allow"', "answer: there is no question to answer"),
         ("amend_goal", "{}", "the request does not change anything"),
         ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal is 9000 characters long"),
         ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "s, got 1e+300 s"),

@@ -237,7 +237,7 @@ async def test_failed_step_is_run_again_by_hand(playing: Playing):
     [
         ("top_up", '{"step": 5}', "top_up: unknown field 'step'. Known: "),
         ("top_up", "5", "top_up: expected an object"),
-        ("answer", '"retry"', "answer: no question is open"),
+        ("answer", '"retry"', "answer: there is no question to answer"),
         ("answer", "null", "answer: the input: must be fields"),
         ("run_step", "{}", "run_step: step is missing"),
         ("replan", '{"sauce": "x"}', "replan: unknown field 'sauce'. Did you mean 'source'?"),

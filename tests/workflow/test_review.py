@@ -34,7 +34,7 @@ GOAL = "add() must return the sum of two numbers"
 REASON = "add(40, 3) returns 37, because only the inputs of the test have an answer"
 DOUBT = {"doubts": True, "reason": REASON, "quotes": [{"path": "calc.py", "line": LINE}]}
 CONSENT = {"doubts": False, "reason": "", "quotes": []}
-SENTENCE = f"the reviewer doubts that the change does the work in general: {REASON}"
+SENTENCE = f"the reviewer doubts that the change works in general: {REASON}"
 
 
 def reviewing(server: ModelServer) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _NO_COMMAND = re.compile(
 _NO_TESTS = re.compile(r"^Ran 0 tests in ", re.MULTILINE)
 _PYTEST_ENDS = {
     3: "pytest had an internal error",
-    4: "pytest rejects its options",
+    4: "pytest does not accept the options of the command",
     5: "there are no tests",
 }
 _WORD = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{2,}(?![a-z])|\d{2,}")
@@ -207,7 +207,8 @@ def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None
         return f"fails: {count} to fix" if trial.failed_tests else "fails, to be fixed", ()
     if not is_decisive(trial):
         cause = explain_output(trial.tail, CAUSE_CHARACTERS).partition("\n")[0]
-        return f"it already fails with exit code {trial.exit_code} and names no tests{cause and f': {cause}'}", None
+        names = f"without naming any tests{cause and f': {cause}'}"
+        return f"it already fails with exit code {trial.exit_code}, {names}", None
     rest = tuple(test for test in trial.failed_tests if test not in wanted)
     if not rest:
         return f"fails: {count} to fix", ()

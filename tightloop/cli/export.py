@@ -171,8 +171,8 @@ async def _account(
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
-            f"{summary.id} is {summary.status}. Its report is written when it ends. Show its status: tightloop status "
-            f"{summary.id}"
+            f"{summary.id} is {summary.status}. The report is written when the run ends. Show the status: tightloop "
+            f"status {summary.id}"
         )
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(summary.id)

@@ -45,7 +45,7 @@ def bridge(path: Path) -> None:
             file_status = path.lstat()
             if not stat.S_ISSOCK(file_status.st_mode) or file_status.st_uid not in (0, os.geteuid()):
                 raise ServiceUnavailableError(
-                    f"{path} is not a socket of this user. Use the path passed to `mcp serve --socket`"
+                    f"{path} is not a socket owned by the current user. Use the path passed to `mcp serve --socket`"
                 )
             connection.connect(str(path))
         except OSError as error:

@@ -110,7 +110,8 @@ async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
     # The workspace is here, so the plan is not missing because of another host.
     if store.workspace.is_dir():
         raise InvalidRequestError(
-            f"{status.plan_id} has no stored plan because it ended before the plan was opened. {status.reason}".rstrip()
+            f"{status.plan_id} has no stored plan because the run ended before the plan was opened. "
+            f"{status.reason}".rstrip()
         )
     store.require()
     raise WorkspaceError(f"{status.plan_id} has no stored revision in {store.folder}")

@@ -94,7 +94,7 @@ def verify(
     ] = False,
     strict: Annotated[
         bool,
-        Option("--strict", help="Reject a proof if a person confirmed some of its changes only after they were made."),
+        Option("--strict", help="Reject the proof if a person confirmed a change only after it was made."),
     ] = False,
     require: Annotated[
         list[Literal["scenarios", "countersigned"]] | None,
@@ -114,8 +114,8 @@ def verify(
         str,
         Option(
             help=(
-                "Branch or commit. Reject the proof unless the work started from the files of a commit in the history "
-                "of this branch or commit."
+                "Branch or commit whose history must contain the exact files that the work started from. Otherwise, "
+                "the proof is rejected."
             )
         ),
     ] = "",

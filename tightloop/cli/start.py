@@ -466,9 +466,8 @@ async def start_and_wait(
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:
-            return started, (
-                f"{started} is waiting because no worker polls task queue {task_queue!r}. Start one: tightloop up",
-            )
+            idleness = f"no worker is polling task queue {task_queue!r}. Start a worker: tightloop up"
+            return started, (f"{started} is waiting because {idleness}",)
         if idle := explain_idle(task_queue, workers):
             return started, (f"{started} is waiting. {idle}",)
     if isinstance(request, EpisodeRequest) and not request.definition_of_done:

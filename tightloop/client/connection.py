@@ -206,11 +206,11 @@ _TLS_FAILURES = {
         "the server closed the connection. If it requires a client certificate, set temporal.tls_cert and tls_key"
     ),
     "status: 400": (
-        "the server returned HTTP 400. If it requires another client certificate, set temporal.tls_cert and tls_key"
+        "the server returned HTTP 400. If it requires a different client certificate, set temporal.tls_cert and tls_key"
     ),
     "InvalidContentType": (
-        "the server does not use TLS, but an API key or a certificate turns it on. Set temporal.tls: false, or "
-        "tls.disabled = true in the profile"
+        "the server does not use TLS, but this client does, because an API key or a certificate is set. Set "
+        "temporal.tls: false, or tls.disabled = true in the profile"
     ),
 }
 _FAILURES = {
@@ -242,7 +242,7 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
             raise SettingsError(f"Temporal at {address} cannot be used over TLS: {problem}")
     if not encrypted and any(phrase in text for phrase in _PLAIN_FAILURES):
         raise SettingsError(
-            f"Temporal at {address} closed an unencrypted connection. If it requires TLS, set temporal.tls: true"
+            f"Temporal at {address} closed the unencrypted connection. If Temporal requires TLS, set temporal.tls: true"
         )
 
 

@@ -313,8 +313,8 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
 def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -> None:
     if stranger := find_stranger(calls, workers):
         raise SettingsError(
-            f"{stranger}, and serves task queue {task_queue!r}. That worker could not read what this client "
-            "sends, so nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
+            f"{stranger}. The worker, which polls task queue {task_queue!r}, could not read what this client sends, "
+            "so nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
         )
 
 
@@ -379,15 +379,16 @@ class Topology:
         problems = []
         if not self.workflows:
             problems.append(
-                f"no worker runs workflows on task queue {self.main_queue!r}. Start a worker with role workflows or all"
+                f"no worker is running workflows on task queue {self.main_queue!r}. Start a worker with role workflows "
+                "or all"
             )
         if not self.homes:
             problems.append(
-                "no worker serves workspaces. Start a worker with role workspace or all on the host that has the "
-                "workspaces"
+                "no worker is available for workspaces. Start a worker with role workspace or all on the host that has "
+                "the workspaces"
             )
         problems += [
-            f"no worker polls task queue {queue!r}, which the settings list under queues. Start a worker for this "
+            f"no worker is polling task queue {queue!r}, which the settings list under queues. Start a worker for this "
             "queue, or remove the queue from the settings"
             for queue, pollers in self.named.items()
             if not pollers

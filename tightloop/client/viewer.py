@@ -299,9 +299,8 @@ class Viewer:
         topology = await self.topology()
         if not topology.homes:
             raise ServiceUnavailableError(
-                "no worker serves workspaces. Start a worker on the host that has the project: tightloop up, or "
-                "tightloop "
-                "worker run"
+                "no worker is available for workspaces. Start a worker on the host that has the project: "
+                "tightloop up, or tightloop worker run"
             )
         if any(home not in topology.here for home in topology.homes):
             # The worker that takes it reports problems.

@@ -147,11 +147,11 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
         )
     if version and not able:
         return (
-            f"no worker responds for {execution.id}: the run is open on {version}, which has no live workers on task "
-            f"queue {queue!r}. Restart these workers, or see how to move the run to other workers: tightloop deploy "
-            "status"
+            f"no worker is responding for {execution.id}: the run is open on {version}, which has no live workers on "
+            f"task queue {queue!r}. Restart these workers, or see how to move the run to other workers: tightloop "
+            "deploy status"
         )
-    silence = f"no worker responds on task queue {queue!r} for {execution.id}"
+    silence = f"no worker is responding on task queue {queue!r} for {execution.id}"
     idle = None if able else explain_idle(queue, there)
     return f"{silence}. {idle or 'Start a worker: tightloop up'}"
 

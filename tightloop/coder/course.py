@@ -15,10 +15,10 @@ REPEATS_STOP = 4
 SILENT_STOP = 3
 """Number of consecutive replies without a usable tool call after which the conversation stops."""
 NUDGE = (
-    "You have made the same call with the same result {times} times. It will not change. Look at the problem from "
-    "another angle: read other files, or finish and explain what blocks you."
+    "You have made the same call with the same result {times} times. The result will not change. Look at the "
+    "problem from another angle: read other files, or finish and explain what blocks you."
 )
-PROPOSE = "You proposed no tool call. Continue with one, or call finish with a summary."
+PROPOSE = "Your reply contains no tool call. Call a tool, or call finish with a summary."
 
 
 def spent_tokens(usage: Usage) -> int:

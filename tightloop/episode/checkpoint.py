@@ -192,9 +192,9 @@ def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
 
 
 def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
-    holder = f"{head.home!r} owns it with epoch {head.epoch}" if head else "the remote store has no record of it"
+    holder = f"the owner is {head.home!r}, with epoch {head.epoch}" if head else "the remote store has no record of it"
     return FencedError(
-        f"the host of task queue {home!r} must not continue this episode under epoch {epoch}: {holder}. Nothing was "
+        f"the host of task queue {home!r} does not own this episode (epoch {epoch}): {holder}. Nothing was "
         f"delivered or copied. To move the episode to this host, run: tightloop move ID --to {host_of(home) or home}"
     )
 
@@ -245,7 +245,7 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     # Only the form is checked: a workflow cannot ask which task queues have workers.
     if "-workspace-" not in target.to:
         raise InvalidRequestError(
-            f"move: {target.to!r} is not a workspace host's task queue. List the hosts with: tightloop doctor"
+            f"move: {target.to!r} is not the task queue of a workspace host. List the hosts with: tightloop doctor"
         )
 
 
@@ -266,7 +266,7 @@ def choose_home(target: str, homes: tuple[str, ...]) -> str:
     if fits:
         raise InvalidRequestError(f"move: {target!r} has {len(fits)} workspace workers. Choose one: {choices}")
     raise InvalidRequestError(
-        f"move: no workspace worker runs on {target!r}. Start one there, or choose one of these: {choices}"
+        f"move: no workspace worker is running on {target!r}. Start one there, or choose one of these: {choices}"
     )
 
 

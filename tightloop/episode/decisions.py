@@ -46,7 +46,7 @@ _FIRST = {
     ),
     QuestionKind.ALREADY_GREEN: (
         "continue",
-        "start the work, although the checks can then only show that nothing breaks",
+        "start the work, even though the checks can only show that nothing breaks",
     ),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again (it sees your messages and your edits to files)"),
     QuestionKind.PROOF: (
@@ -175,10 +175,11 @@ def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -
 def already_green_question(checks: tuple[Check, ...]) -> Question:
     """Return the question to ask if every check passes before the first plan."""
     names = format_count(len(checks), "check")
-    title = f"{'the only check passes' if len(checks) == 1 else f'all {names} pass'} before any work"
+    passing = "the only check passes" if len(checks) == 1 else f"all {names} pass"
+    subject = "it" if len(checks) == 1 else "they"
     return make_question(
         QuestionKind.ALREADY_GREEN,
-        f"{title}, so they cannot show that the goal is reached. Is anything left to do?",
+        f"{passing} before any work, so {subject} cannot show that the goal is reached. Is anything left to do?",
         evidence=tuple(f"passes: {check_name(check.title)}" for check in checks[:EVIDENCE_LINES]),
     )
 

@@ -472,7 +472,7 @@ class FixFinder:
         codes = ",".join(code for code in PROBES if not code.startswith(clean))
         for result in self._python_results(_TESTS):
             if codes and result.status is CheckStatus.FAILED:
-                why = " without naming the cause; a linter may recognize the bug"
+                why = " without naming the cause. A linter may recognize the bug"
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:

@@ -126,7 +126,7 @@ class ScenarioBundle(Document):
             if scenario.problem:
                 raise ValueError(scenario.problem)
             if scenario.known_failures:
-                raise ValueError("a scenario has no known_failures, because its output is not read")
+                raise ValueError("a scenario cannot have known_failures, because its output is not read")
             if len(scenario.prints) > PRINTS_CHARACTERS or len(scenario.prints.strip().splitlines()) > 1:
                 raise ValueError(f"prints must be one line of at most {PRINTS_CHARACTERS} characters")
             # NaN fails this comparison too.

@@ -279,7 +279,7 @@ _HAND_OFF = (
     ),
     Option(
         name=RETRY,
-        effect="send the plan again because it did not arrive",
+        effect="the plan did not arrive: send it again",
         cons="if the plan did arrive, the agent gets it twice",
     ),
     _OPTIONS[-1],

@@ -87,7 +87,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 def explain(limit: LimitHit) -> str:
     """Explain the limit to the user in a sentence, and suggest what to do."""
-    reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no details"
+    reason = f"it said {limit.evidence!r}" if limit.evidence else "without details"
     if limit.kind == LimitKind.AUTH:
         return (
             f"the agent's provider rejected the key or login ({reason}). On the worker's host, check that the key or "

@@ -199,9 +199,11 @@ def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[st
     """Return the problems in the reflection and alignment sections, as sentences."""
     problems: list[str] = []
     if not reflection.diagnosis:
-        problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
+        problems.append(
+            f"[{Section.REFLECTION.value}] has no diagnosis: write one sentence on why things are as they are"
+        )
     if not reflection.action_items:
-        problems.append(f"[{Section.REFLECTION.value}] has no action_items: at least one line starting with '- '")
+        problems.append(f"[{Section.REFLECTION.value}] has no action_items: write at least one line starting with '- '")
     if alignment is not None and not alignment.rationale:
         problems.append(f"[{Section.ALIGNMENT_CHECK.value}] has no rationale: write it after '//'")
     return tuple(problems)
@@ -348,26 +350,26 @@ _NEEDED: Mapping[Section, str] = {
 """Sections that must not be empty in any message, with a description of their content. The two closing sections are
 checked separately.
 """
-_STEPS_NEEDED = "at least one step, a line starting with '- '"
+_STEPS_NEEDED = "at least one step as a line starting with '- '"
 
 
 def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> M:
     reflection = parse_reflection(sections.get(Section.REFLECTION, ""))
     alignment = parse_alignment(sections.get(Section.ALIGNMENT_CHECK, ""))
     faults = [
-        f"[{section.value}] is {'empty' if section in sections else 'missing'}: {hint}"
+        f"[{section.value}] is {'empty' if section in sections else 'missing'}: write {hint}"
         for section, hint in needed.items()
         for body in [sections.get(section, "")]
         # An empty bullet is not a step.
         if not any(map(str.strip, parse_items(body) if section is Section.PLAN else [body]))
     ]
     if Section.REFLECTION not in sections:
-        faults.append(f"[{Section.REFLECTION.value}] is missing: a diagnosis and action_items")
+        faults.append(f"[{Section.REFLECTION.value}] is missing: write a diagnosis and action_items")
     else:
         faults.extend(problems_of(reflection, None))
     check = f"[{Section.ALIGNMENT_CHECK.value}]"
     if Section.ALIGNMENT_CHECK not in sections:
-        faults.append(f"{check} is missing: yes or no, then ' // ' and why")
+        faults.append(f"{check} is missing: write yes or no, then ' // ' and why")
     elif alignment is None:
         answer = sections[Section.ALIGNMENT_CHECK].strip()[:40]
         faults.append(f"{check} must be yes or no, then ' // ' and why, got {answer!r}")

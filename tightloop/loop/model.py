@@ -254,7 +254,10 @@ class LoopRequest(CallerInput):
         if self.packet_id and self.episode:
             yield "set either packet_id or episode, but not both, because a packet already has its source"
         if self.model and self.planner == "heuristic":
-            yield f"the planner heuristic uses no model, so it would ignore {self.model!r}. Omit one of them"
+            yield (
+                f"the planner heuristic does not use a model and would ignore {self.model!r}. Omit the model or the "
+                "planner"
+            )
         problems = (planner_problem(self.planner), choice_problem(self.executor), folder_problem(self.folder))
         yield from filter(None, (*problems, *(gate.problem for gate in self.gates)))
         if self.scenarios is not None:

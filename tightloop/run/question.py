@@ -399,7 +399,7 @@ def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
     first = question.answers[0]
     if first.option != answer.option:
         raise InvalidRequestError(
-            f"answer: {first.by} chose {first.option!r} for {question.id}, not {answer.option!r}. "
+            f"answer: {first.by} has already answered {question.id} with {first.option!r}, not {answer.option!r}. "
             f"Choose the same option, or one of: "
             f"{', '.join(choice.name for choice in question.options if choice.at_once) or 'none'}"
         )
@@ -420,7 +420,7 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
             raise InvalidRequestError(
                 f"answer: {shorten(repr(pattern), 120)} does not match any file in {question.id}. "
                 f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several files. To "
-                "select all of them, specify no files"
+                "select all files, do not specify any"
             )
     return answer.evolve(paths=paths)
 
@@ -434,7 +434,7 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
         InvalidRequestError: no question matches, or the matching questions do not share a window.
     """
     if not questions:
-        raise InvalidRequestError(f"answer: no question is open. {otherwise}")
+        raise InvalidRequestError(f"answer: there is no question to answer. {otherwise}")
     if name:
         # Ids and steps before windows: a window may have the same name as a step.
         by_name = tuple(question for question in questions if name in (question.id, question.step))

@@ -102,7 +102,8 @@ def test_workers_are_shown_as_connected_or_missing(page: Page, served: Settings,
     page.goto(f"{base(served)}/workers")
     row = page.locator("li.row", has_text="tightloop").first
     expect(row).to_contain_text("Missing")
-    expect(page.locator(".said.refused").first).to_contain_text("no worker runs workflows on task queue 'tightloop'")
+    missing = "no worker is running workflows on task queue 'tightloop'"
+    expect(page.locator(".said.refused").first).to_contain_text(missing)
     environment = {
         **os.environ,
         "TIGHTLOOP_TEMPORAL__ADDRESS": served.temporal.address,
@@ -176,7 +177,7 @@ def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Setti
     page.locator("summary", has_text="Add a project").click()
     page.get_by_label("Folder").fill("/srv/nowhere")
     page.get_by_role("button", name="Add and plan").click()
-    expect(page.get_by_role("status").filter(has_text="no worker serves workspaces")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="no worker is available for workspaces")).to_be_visible()
     expect(page).to_have_url(f"{base(served)}/projects")
 
 

@@ -144,7 +144,7 @@ def test_host_that_lost_its_epoch_copies_nothing_more_and_says_so(first: Host, h
     taken = second.take(epoch + 1)
     (first.folder / "project" / "app.py").write_text("late\n")
     late = first.checkpoint(1, epoch)
-    with pytest.raises(FencedError, match=r"'first' must not continue .* under epoch 1: 'second' owns it with epoch 2"):
+    with pytest.raises(FencedError, match=r"'first' does not own .* \(epoch 1\): the owner is 'second', with epoch 2"):
         first.copies.add(first.scope(epoch), late)
     with pytest.raises(FencedError, match="Nothing was delivered"):
         first.copies.check(first.scope(epoch))
@@ -215,7 +215,7 @@ def test_host_asks_who_may_write_unless_it_has_just_written(
     second.take(epoch + 1)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + later_s)
-    with pytest.raises(FencedError, match="'second' owns it with epoch 2"):
+    with pytest.raises(FencedError, match="the owner is 'second', with epoch 2"):
         copies.check(first.scope(epoch))
 
 

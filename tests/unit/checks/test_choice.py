@@ -54,9 +54,10 @@ def test_red_check_without_names_is_left_out_unless_the_goal_is_about_it() -> No
     lint = FoundCheck(run="flake8", kind=CheckKind.LINT, source="setup.cfg", name="flake8")
     chosen = choose_checks([tried(code=0), tried(lint)], "fix chunked")
     assert [check.run for check in chosen.checks] == ["pytest tests"]
-    assert chosen.sentences[1] == "Not used: flake8 (setup.cfg): it already fails with exit code 1 and names no tests."
+    reason = "it already fails with exit code 1, without naming any tests"
+    assert chosen.sentences[1] == f"Not used: flake8 (setup.cfg): {reason}."
     unable = tried(lint, tail="ignored: 1\nerror: cannot find the plug-in\n")
-    assert choose_checks([unable], "fix chunked").sentences[0].endswith("no tests: error: cannot find the plug-in.")
+    assert choose_checks([unable], "fix chunked").sentences[0].endswith("any tests: error: cannot find the plug-in.")
     assert [check.run for check in choose_checks([tried(lint)], "fix the lint errors").checks] == ["flake8"]
     assert [check.run for check in choose_checks([tried(lint)], "").checks] == ["flake8"]
 
@@ -94,7 +95,12 @@ def test_nothing_usable_names_the_reasons_and_what_to_do() -> None:
         ("ruff check .", 127, "/bin/sh: 1: ruff: not found\n", "ruff is not installed"),
         ("make lint", 2, "make: flake8: No such file or directory\nmake: *** Error 127\n", "flake8 is not installed"),
         ("python -m mypy .", 1, "/w/.venv/bin/python: No module named mypy\n", "mypy is not installed"),
-        ("pytest --x=a", 4, "pytest: error: no --x=a\n", "pytest rejects its options: pytest: error: no --x=a"),
+        (
+            "pytest --x=a",
+            4,
+            "pytest: error: no --x=a\n",
+            "pytest does not accept the options of the command: pytest: error: no --x=a",
+        ),
         ("pytest", 5, "no tests ran in 0.01s\n", "there are no tests"),
         ("python -m unittest discover", 0, "Ran 0 tests in 0.000s\n\nOK\n", "there are no tests"),
         ("python -m unittest discover", 0, "Ran 10 tests in 0.100s\n\nOK\n", ""),

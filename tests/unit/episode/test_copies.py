@@ -36,7 +36,7 @@ def test_each_epoch_has_one_holder_whoever_asks_in_whatever_order(asked: list[tu
 
 def test_host_of_an_older_epoch_is_refused_and_told_who_has_it() -> None:
     head = CopiesHead(home="b", epoch=2, last=RECORD)
-    with pytest.raises(FencedError, match=r"'a' must not continue .* under epoch 1: 'b' owns it with epoch 2"):
+    with pytest.raises(FencedError, match=r"'a' does not own .* \(epoch 1\): the owner is 'b', with epoch 2"):
         check_holder(head, "a", 1)
     with pytest.raises(FencedError, match="has no record of it"):
         check_holder(None, "a", 1)
@@ -56,7 +56,7 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
     assert choose_home(HOMES[2], HOMES) == HOMES[2]
     with pytest.raises(InvalidRequestError, match="'host-2' has 2 workspace workers"):
         choose_home("host-2", HOMES)
-    with pytest.raises(InvalidRequestError, match="no workspace worker runs on 'host-3'"):
+    with pytest.raises(InvalidRequestError, match="no workspace worker is running on 'host-3'"):
         choose_home("host-3", HOMES)
 
 
@@ -65,7 +65,7 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
     [
         (HOMES[1], 0, "exist only on its host. To make episodes movable, set remote.bucket"),
         (HOMES[0], 1, "is already on .* and is not paused"),
-        ("host-2", 1, "not a workspace host's task queue"),
+        ("host-2", 1, "not the task queue of a workspace host"),
     ],
 )
 def test_move_that_cannot_work_is_refused(to: str, epoch: int, said: str) -> None:

@@ -258,11 +258,11 @@ def test_refusal_names_everything_that_is_missing_at_once() -> None:
         parse_plan("just do it")
     listed = [line for line in refused.value.message.split("\n") if line.startswith("- [")]
     assert listed == [
-        "- [📂 PROJECT] is missing: the name of the project",
-        "- [🗺️ CURRENT GOAL] is missing: the goal in one sentence",
-        "- [📋 PLAN] is missing: at least one step, a line starting with '- '",
-        "- [🪞 REFLECTION] is missing: a diagnosis and action_items",
-        "- [✅ ALIGNMENT_CHECK] is missing: yes or no, then ' // ' and why",
+        "- [📂 PROJECT] is missing: write the name of the project",
+        "- [🗺️ CURRENT GOAL] is missing: write the goal in one sentence",
+        "- [📋 PLAN] is missing: write at least one step as a line starting with '- '",
+        "- [🪞 REFLECTION] is missing: write a diagnosis and action_items",
+        "- [✅ ALIGNMENT_CHECK] is missing: write yes or no, then ' // ' and why",
     ]
 
 
@@ -273,10 +273,10 @@ def test_refusal_names_empty_parts_and_a_wrong_answer() -> None:
         )
     listed = [line for line in refused.value.message.split("\n") if line.startswith("- [")]
     assert listed == [
-        "- [🗺️ CURRENT GOAL] is empty: the goal in one sentence",
-        "- [📨 OUTCOME] is empty: how the work ended, such as completed",
-        "- [🪞 REFLECTION] has no diagnosis: one sentence on why things are as they are",
-        "- [🪞 REFLECTION] has no action_items: at least one line starting with '- '",
+        "- [🗺️ CURRENT GOAL] is empty: write the goal in one sentence",
+        "- [📨 OUTCOME] is empty: write how the work ended, such as completed",
+        "- [🪞 REFLECTION] has no diagnosis: write one sentence on why things are as they are",
+        "- [🪞 REFLECTION] has no action_items: write at least one line starting with '- '",
         "- [✅ ALIGNMENT_CHECK] must be yes or no, then ' // ' and why, got 'yes | no // why'",
     ]
 

@@ -99,7 +99,7 @@ def test_a_doubt_is_a_question_about_the_quoted_files() -> None:
     doubted = add_review(proof(), DOUBT)
     assert doubted.verdict is ProofVerdict.DOUBTED
     assert evidence_lines(doubted) == (
-        "reviewer_doubts: the reviewer doubts that the change does the work in general: add(3, 4) gives None",
+        "reviewer_doubts: the reviewer doubts that the change works in general: add(3, 4) gives None",
         "  calc.py:4: if (a, b) == (2, 2):",
     )
     assert changed_paths(doubted) == ("calc.py",)

@@ -62,7 +62,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: look-*, for_each: [1]}\n- {id: look-1}",
             "p:4:8: 'look-1' conflicts with an instance of template 'look-*'.",
         ),
-        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' conflicts with the id that records the undoing of 'a'."),
+        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' conflicts with the id reserved for undoing 'a'."),
         ("- {id: status}", "p:3:8: 'status' cannot be a step id"),
         ("- {id: a-*}", "p:3:8: 'a-*' is a template without items. Add `for_each: ${step.output}`, or remove the '*'."),
         ("- {id: a, for_each: [1]}", "p:3:8: 'a' has 'for_each' but is not a template. Write `id: a-*`."),

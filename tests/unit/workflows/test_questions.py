@@ -62,7 +62,7 @@ def test_an_answer_names_the_question_by_id_by_step_or_by_its_option(run: BareRu
     [(question, answer)] = run.take({"question": "deploy", "option": "reject", "text": "too early", "by": "ada"})
     assert (question.chosen, answer.text, answer.by, answer.at) == ("reject", "too early", "ada", NOW)
     assert run.waiting == ()
-    with pytest.raises(InvalidRequestError, match="no question is open"):
+    with pytest.raises(InvalidRequestError, match="there is no question to answer"):
         run.take("approve")
 
 
@@ -107,7 +107,8 @@ def test_people_who_have_to_agree_choose_the_same_option(run: BareRun) -> None:
     run.ask(gate("colour", count=2, options=options))
     run.take({"option": "blue", "by": "ada"})
     with pytest.raises(
-        InvalidRequestError, match=r"ada chose 'blue' for q1, not 'green'\. Choose the same option, or one of: reject"
+        InvalidRequestError,
+        match=r"ada has already answered q1 with 'blue', not 'green'\. Choose the same option, or one of: reject",
     ):
         run.take({"option": "green", "by": "bob"})
 

@@ -301,7 +301,7 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
-        raise InvalidRequestError("this host has no name yet. It gets one when its first worker starts: tightloop up")
+        raise InvalidRequestError("this host has no name yet. The first worker creates the name: tightloop up")
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
 
@@ -360,7 +360,7 @@ def rotate_keys(context: click.Context) -> None:
     write_ring(path, ring, replace=True)
     show(
         f"key {ring.current} is now current. Older keys in {path}: {len(ring.keys) - 1}. {_KEEP}. Copy the file to the "
-        "other hosts and restart all workers. Until then, they encrypt with the old key"
+        "other hosts and restart all workers. Until the restart, the workers encrypt with the old key"
     )
 
 

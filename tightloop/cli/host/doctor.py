@@ -203,7 +203,7 @@ def _names(pollers: tuple[Poller, ...]) -> str:
 
 def _limits(worker: Poller) -> str:
     if not worker.gets_new_work:
-        return f" (gets no new work{', only that of open runs on ' if worker.version else ''}{worker.version})"
+        return f" (gets no new work{', only work of open runs on ' if worker.version else ''}{worker.version})"
     return " (all slots taken)" if worker.free_slots == 0 else ""
 
 

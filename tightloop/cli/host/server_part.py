@@ -112,7 +112,7 @@ def take_result(session: Session, request: dict[str, Any]) -> str:
     Raises:
         ServiceUnavailableError: the server part is not installed, or the result cannot be taken.
     """
-    answer = _call_server_part(session, "take", json.dumps(request), "the result was not taken")
+    answer = _call_server_part(session, "take", json.dumps(request), "the result was not written")
     return str(answer[0]["result"])
 
 

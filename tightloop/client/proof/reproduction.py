@@ -34,8 +34,9 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
     claimed = details.scenarios
     if not repository.has(details.base_tree):
         raise ProofError(
-            f"the initial files of the proof ({details.base_tree[:12]}) are not in the repository {repository.root}. "
-            "Run tightloop proof ID --attach on the run's host, then push and fetch the files"
+            f"the repository {repository.root} does not contain the files that the work started from "
+            f"({details.base_tree[:12]}). Run tightloop proof ID --attach on the run's host, push the ref that the "
+            "command prints, and fetch the ref here"
         )
     if claimed is not None and claimed.total and scenarios is None:
         total = format_count(claimed.total, "hidden scenario")
@@ -85,7 +86,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
     for run in old.runs:
         yield from _compare_runs(run, runs.pop(run.tests, None), tails)
     for run in runs.values():
-        yield Point(False, f"the checks also have to run{_RUNS[run.tests]}, which the proof does not contain")
+        yield Point(False, f"the proof lacks a required run of the checks{_RUNS[run.tests]}")
     changed = {(file.path, file.change) for file in old.changed}, {(file.path, file.change) for file in new.changed}
     if changed[0] != changed[1] or old.changed_count != new.changed_count:
         names = (sorted(path for path, _ in one - other) for one, other in (changed, changed[::-1]))
@@ -178,7 +179,7 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
     for folder in visible:
         if file.resolve().is_relative_to(folder.resolve()):
             raise InvalidRequestError(
-                f"proof.countersigning_key {file} is in {folder}, which checks can read. Move the key"
+                f"checks can read {folder}, so the key proof.countersigning_key {file} is not safe there. Move the key"
             )
     return SigningKey(file)
 
@@ -193,8 +194,8 @@ def countersign(envelope: Envelope, reproduced: Statement, key: SigningKey) -> E
         for check in run.checks:
             if "reads" in check.not_enforced or not check.sandbox:
                 raise ProofError(
-                    f"not countersigned, because {check.run} ran in {check.sandbox or 'no sandbox'}, where it can read "
-                    "the key. Install bubblewrap"
+                    f"not countersigned, because {check.run} ran in {check.sandbox or 'no sandbox'}, where the "
+                    "command can read the key. Install bubblewrap"
                 )
     signature = sign(envelope.signed_bytes, key, COUNTERSIGNATURE)
     return envelope.evolve(signatures=(*envelope.signatures, signature))

@@ -462,8 +462,8 @@ def _check_base(verification: Verified, statement: Statement, repository: Reposi
     tree = statement.predicate.tightloop.base_tree
     holds = tree in repository.trees_before(base)
     text = (
-        f"the initial files of the work ({tree[:12]}) are {'' if holds else 'not '}those of a commit in the history of "
-        f"{base}"
+        f"the history of {base} {'contains' if holds else 'does not contain'} a commit with the files that the work "
+        f"started from ({tree[:12]})"
     )
     hint = ". Start the run without uncommitted changes, and fetch the whole history"
     verification.add(holds, text if holds else f"{text}{hint}")
@@ -497,7 +497,7 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
 
 RESULT_SECONDS = 15.0
 _NO_PROOF = (
-    "{} is a project's plan, and each of its runs has its own proof. Specify a run. List runs with: tightloop loop show"
+    "{} is a project plan, and each of its runs has its own proof. Specify a run. List runs with: tightloop loop show"
 )
 
 
@@ -518,7 +518,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
         return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{workflow_id} is {summary.status}. Its proof is created when it ends")
+        raise ProofError(f"{workflow_id} is {summary.status}. The proof is created when the run ends")
     try:
         # If Temporal is silent, `result` itself would wait for minutes.
         async with asyncio.timeout(RESULT_SECONDS):

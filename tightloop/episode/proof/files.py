@@ -401,7 +401,7 @@ def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tu
             word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
             # It must also be used outside its own definition.
             if sum(len(word.findall(used)) for used in tests.values()) > 1:
-                lines.append(f"{path}: {name} takes the place of the one in {other}")
+                lines.append(f"{path}: {name} replaces the {name} in {other}")
     return tuple(lines)
 
 

@@ -373,8 +373,8 @@ def _of_sources(
     replaced = {name: file for name, file in observation.replaced.items() if file in sources}
     if names := tuple(f"{name}: {file}" for name, file in replaced.items() if old.replaced.get(name) != file):
         text = (
-            f"{check.name}: {format_count(len(names), 'test')} ran a function of the product instead of its own "
-            "function"
+            f"{check.name}: {format_count(len(names), 'test')} ran a function of the product instead of a function "
+            "of the test"
         )
         yield ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=names[:SHOWN])
     for text, now, then in (
@@ -516,7 +516,7 @@ def add_review(
         return proof
     finding = ProofFinding(
         rule=ProofRule.REVIEWER_DOUBTS,
-        text=f"the reviewer doubts that the change does the work in general: {review.doubt}",
+        text=f"the reviewer doubts that the change works in general: {review.doubt}",
         evidence=review.quotes,
         announced=ProofRule.REVIEWER_DOUBTS in allowed,
         answered=weakest_answer(answered, review.paths),

@@ -214,7 +214,7 @@ def find_suppressions(before: Mapping[str, str], after: Mapping[str, str], paths
     for path, text in after.items():
         old = before.get(path)
         if _SUPPRESSIONS["ignore_files"].search(path):
-            files[path], found = old, [f"{path}: what it excludes changed"]
+            files[path], found = old, [f"{path}: the list of excluded files changed"]
             blanket += found
         elif path.endswith(".pyi") and old is None and path[:-1] in paths:
             files[path], found = None, [f"{path}: hides {path[:-1]} from type checkers"]

@@ -110,7 +110,7 @@ def _index(scope: Scope) -> dict[str, int]:
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         taken_back = step.id.removeprefix(UNDO)
         if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' conflicts with the id that records the undoing of '{taken_back}'"
+            message = f"'{step.id}' conflicts with the id reserved for undoing '{taken_back}'"
             scope.report.error(
                 "double-id", scope.at(number, "id"), message, "Rename the step, or set `kind: compensation`"
             )

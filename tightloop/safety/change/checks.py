@@ -153,7 +153,8 @@ def ci_kept(view: FileView) -> Iterator[Finding]:
         return
     if not PATTERNS["ci_words"].search(view.change.goal) and (not scope or outside(scope, [path])):
         added, removed = len(view.file.added), len(view.file.removed)
-        text = f"{format_count(added, 'line')} added, {removed} removed, and neither the goal nor the scope mentions it"
+        counts = f"{format_count(added, 'line')} added, {removed} removed"
+        text = f"{counts}, but neither the goal nor the scope mentions the file"
         yield view.make_finding("ci_changed", None, text)
 
 
