@@ -130,7 +130,7 @@ async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
     waiting = f"{episode_id} is waiting because no worker is polling task queue '{settings.temporal.task_queue}'"
     assert waiting in done.stderr
     assert (choice.name, choice.fallback, choice.on_crash) == ("person", ("command",), OnCrash.ASK)
-    assert "no worker polls" not in again.stderr
+    assert "no worker is polling" not in again.stderr
     assert f"{episode_id} is using {workspace}" in again.stderr.replace("\n", " ")
 
 
