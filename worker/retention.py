@@ -239,7 +239,7 @@ async def free(
 
 
 def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
-    """Free packages that setup commands installed and that no worktree uses. Return the freed bytes."""
+    """Delete packages from setup commands that no worktree uses. Return the number of freed bytes."""
     return free_cache(settings.workspace.cached_environments_mb * 1_000_000, dry_run=dry_run)[1]
 
 

@@ -100,7 +100,9 @@ class Outbox:
         with self._transaction() as connection:
             # In one transaction with the claim, so that no report can come in between.
             if _existing(connection, key).state is DeliveryState.REPORTED:
-                raise DeliveryError(f"delivery {key!r} was already reported and must not run again. Read its report")
+                raise DeliveryError(
+                    f"delivery {key!r} has already been reported and must not be executed again. Read the report"
+                )
             connection.execute("UPDATE delivery SET state = ? WHERE key = ?", (DeliveryState.CLAIMED, key))
             connection.execute(
                 "INSERT INTO claim (key, claimed_at, base_tree, pid) VALUES (?, ?, ?, ?)",

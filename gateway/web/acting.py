@@ -107,7 +107,7 @@ def describe_answer(actor: ActionContext) -> Intent:
     # The role comes first: without it nobody learns which questions are open.
     actor.scope.require(question.required_role if question is not None else Role.APPROVER)
     if question is None:
-        raise InvalidRequestError(f"{question_id or 'this question'} of {line.id} is no longer open")
+        raise InvalidRequestError(f"{line.id} is no longer waiting for an answer to {question_id or 'this question'}")
     effect = next((choice.effect for choice in question.options if choice.name == option), "")
     return Intent(
         f"Answer “{question.title}” with “{option}”{effect and f': {effect}'.rstrip('.')}.", actor.text("text")

@@ -109,7 +109,7 @@ _CHECKPOINT = Field(
 _Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
 _GATE = Field(
     "question",
-    Argument(metavar="GATE", help="Step or review window to decide on. Can be omitted if only one is waiting."),
+    Argument(metavar="GATE", help="Gate step or review window. Optional if only one is waiting."),
 )
 
 

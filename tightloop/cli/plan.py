@@ -176,7 +176,7 @@ def run(
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
-        Option(help="Kind of proof finding to accept without asking, for example tests_changed. Repeatable."),
+        Option(help="Accept findings of this kind without asking, for example tests_changed. Repeatable."),
     ] = None,
     scenarios: Scenarios = None,
     goal: Annotated[str, Option(help="Goal for which a model writes the plan. Requires plans.agent_planning.")] = "",

@@ -94,7 +94,7 @@ def verify(
     ] = False,
     strict: Annotated[
         bool,
-        Option("--strict", help="Reject the proof if a person confirmed a change only after it was made."),
+        Option("--strict", help="Reject the proof if a change was made first and confirmed by a person afterwards."),
     ] = False,
     require: Annotated[
         list[Literal["scenarios", "countersigned"]] | None,

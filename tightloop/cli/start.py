@@ -256,7 +256,7 @@ Unattended = Annotated[
 ]
 Allow = Annotated[
     list[ProofRule] | None,
-    Option(help="Kind of proof finding to accept without asking, for example tests_changed. Repeatable."),
+    Option(help="Accept findings of this kind without asking, for example tests_changed. Repeatable."),
 ]
 KeepGreen = Annotated[
     bool | None,
@@ -293,8 +293,7 @@ Setup = Annotated[
 Result = Annotated[
     ResultMode | None,
     Option(
-        help="How to deliver a success: one commit on a new branch, one commit per task, or only files in the "
-        "working tree."
+        help="Form of the result: one commit on a new branch, one commit per task, or only files in the working tree."
     ),
 ]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]

@@ -404,7 +404,7 @@ def local_database(home: Path | None = None) -> Database:
 
 
 def open_project(workspace: Path, host: str = "") -> ProjectLedger:
-    """Return this host's ledger of the project in `workspace`.
+    """Return this host's ledger for the project in `workspace`.
 
     Args:
         workspace: root of the project's working tree.

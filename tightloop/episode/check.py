@@ -331,7 +331,7 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Convert the result of a command to the result of its check.
+    """Return the check result for the result of a command.
 
     The check passes if the exit code is 0, or if only its known failures occur.
     """

@@ -279,7 +279,7 @@ _HAND_OFF = (
     ),
     Option(
         name=RETRY,
-        effect="the plan did not arrive: send it again",
+        effect="the plan was not received: send the plan again",
         cons="if the plan did arrive, the agent gets it twice",
     ),
     _OPTIONS[-1],

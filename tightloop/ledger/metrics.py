@@ -386,4 +386,4 @@ def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, in
         count = -(-(until - first) // step)
         if count <= PERIODS_LIMIT:
             return first, step, count
-    raise AssertionError("no step divides the range into few enough periods")
+    raise AssertionError("every step divides the range into too many periods")

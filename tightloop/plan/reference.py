@@ -265,7 +265,7 @@ def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any
 
 def _round(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
-        raise FunctionError("round requires a number and 0 to 12 digits")
+        raise FunctionError("round expects a number and the number of digits to keep, which must be between 0 and 12")
     try:
         # Without digits, `round` returns an int: `2`, not `2.0`, in a shell command or as an index.
         return round(value, digits) if digits else round(value)

@@ -211,7 +211,7 @@ class Question(Value):
         return tuple(option.name for option in self.options)
 
     def json_for(self, option: str) -> str:
-        """Return the JSON argument of the `answer` update that chooses an option."""
+        """Return the JSON argument for an `answer` update with the given option."""
         needed = next((choice.needs_text for choice in self.options if choice.name == option), "")
         return json.dumps({"question": self.id, "option": option} | ({"text": needed} if needed else {}))
 
@@ -420,7 +420,7 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
             raise InvalidRequestError(
                 f"answer: {shorten(repr(pattern), 120)} does not match any file in {question.id}. "
                 f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several files. To "
-                "select all files, do not specify any"
+                "select all files, omit the patterns"
             )
     return answer.evolve(paths=paths)
 

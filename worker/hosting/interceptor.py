@@ -378,7 +378,7 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
     if not workflow_id or not isinstance(scope, EpisodeScope):
         raise InvalidRequestError(
-            "an activity must be started by a workflow, with exactly one request that has a scope"
+            "an activity must be started by a workflow, and its only argument must be a request with a scope"
         )
     check_id(workflow_id)
     if scope.episode_id != workflow_id:

@@ -61,7 +61,7 @@ class EpisodeRecord(Run):
 
     @property
     def queues(self) -> Queues:
-        """Task queues of the request. A move to another host changes the queues."""
+        """The task queues on which the request runs. They change when the episode moves to another host."""
         return self.request.queues
 
     @property

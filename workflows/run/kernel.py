@@ -376,7 +376,7 @@ class Run(Routing, ABC):
         self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
-        """Remove a question that a person settled without answering it."""
+        """Remove a question that no longer needs an answer because of something else a person did."""
         self.close_questions(question.id)
         self._measure(question)
 

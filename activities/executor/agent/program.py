@@ -162,7 +162,7 @@ def copy_login(source: Path, target: Path) -> None:
             "or set executor.agents.<name>.login to false and provide a key"
         ) from None
     except OSError as error:
-        raise ExecutorError(f"cannot copy the login {source} to {target}: {error.strerror}") from None
+        raise ExecutorError(f"cannot copy the login file {source} to {target}: {error.strerror}") from None
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:

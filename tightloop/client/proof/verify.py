@@ -515,7 +515,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
         if isinstance(earlier, LoopResult):
             raise ProofError(_NO_PROOF.format(workflow_id))
         if earlier.proof is None:
-            raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
+            raise ProofError(f"run {of_run} of {workflow_id} has no proof. Its outcome is {earlier.outcome}")
         return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
         raise ProofError(f"{workflow_id} is {summary.status}. The proof is created when the run ends")

@@ -405,7 +405,9 @@ class _Builder:
         for source in merged:
             if not isinstance(source, Map):
                 raise TextError(
-                    "`<<` can only merge mappings", result.at, "Write `<<: *name` with the anchor of a mapping"
+                    "`<<` can only merge mappings",
+                    result.at,
+                    "Write `<<: *name`, where `name` is the anchor of a mapping",
                 )
             for key in [key for key in source if key not in result]:
                 result.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])

@@ -418,7 +418,7 @@ class MacDriver:
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
-                "this process is not in a desktop session. Start the worker as a LaunchAgent of the user, not through "
+                "this process is not in a desktop session. Start the worker as a user LaunchAgent, not through "
                 "ssh or as a daemon (docs/macos.md)"
             )
         state = dict(session)
