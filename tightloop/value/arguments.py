@@ -55,7 +55,6 @@ def checks_arguments(owner: type[T]) -> type[T]:
 
 
 def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(function)
     making = function.__name__ == "__init__"
     title, module = function.__name__, function.__module__
     # A coroutine function has to stay one, because frameworks decide by `iscoroutinefunction`.
@@ -63,14 +62,14 @@ def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(function)
         async def call_async(*given: Any, **named: Any) -> Any:
-            _check(title, module, signature, given, named)
+            _check(title, module, function, given, named)
             return await function(*given, **named)
 
         return call_async
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        _check(type(given[0]).__name__ if making else title, module, signature, given, named)
+        _check(type(given[0]).__name__ if making else title, module, function, given, named)
         return function(*given, **named)
 
     return call
@@ -89,9 +88,16 @@ def _read(annotation: str, module: str) -> Any:
     return eval(code, namespace, later)  # noqa: S307 - an annotation of ours
 
 
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    # On the first call, because a program calls few of the methods that it imports.
+    return inspect.signature(function)
+
+
 def _check(
-    title: str, module: str, signature: inspect.Signature, positional: tuple[Any, ...], named: dict[str, Any]
+    title: str, module: str, function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
+    signature = _signature(function)
     try:
         bound = signature.bind(*positional, **named)
     except TypeError as error:
