@@ -111,7 +111,7 @@ class TelemetrySettings(Document):
     @model_validator(mode="after")
     def _check_addresses(self) -> "TelemetrySettings":
         if self.otlp_endpoint is not None and not _URL.fullmatch(self.otlp_endpoint):
-            raise ValueError("otlp_endpoint must look like http://127.0.0.1:4318, without a user and a password")
+            raise ValueError("otlp_endpoint must look like http://127.0.0.1:4318, without a username or password")
         if self.prometheus_bind is not None and not _BIND.fullmatch(self.prometheus_bind):
             raise ValueError("prometheus_bind must look like 127.0.0.1:9464")
         return self

@@ -365,8 +365,8 @@ class Deployment:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
                 f"no worker {f'of {self.version}' if self.version else 'without a version'} is running on "
-                f"{queues_text}, so new workflows would have to wait. Start such workers alongside the existing "
-                "workers, then try again"
+                f"{queues_text}, so new workflows would not be picked up. Start the missing workers in addition "
+                "to the existing workers, then try again"
             )
 
     async def need_fitting_histories(self, days: int) -> str:

@@ -273,7 +273,8 @@ class ExecutionActivities:
             executor = self._executors(name)
             if not isinstance(executor, DelegatingExecutor):
                 raise ExecutorError(
-                    f"executor {name!r} on this worker cannot hand over its work to a workflow. Restart the worker"
+                    f"executor {name!r} on this worker does not support delegating work to a workflow. Restart the "
+                    "worker"
                 )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
             ending = take_ending(tree, report.new_tree)

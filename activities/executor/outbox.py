@@ -162,7 +162,9 @@ class Outbox:
             raise
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                raise DeliveryError(f"the outbox {self._path} is damaged ({error}). Move the file away") from error
+                raise DeliveryError(
+                    f"the outbox {self._path} is damaged ({error}). Move the file out of the way"
+                ) from error
             raise
 
     def _connect(self) -> sqlite3.Connection:

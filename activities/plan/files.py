@@ -76,7 +76,7 @@ def read_file(root: Path, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidRequestError(f"cannot read {path!r} as a file: {error.strerror}") from error
+        raise InvalidRequestError(f"cannot open the file {path!r}: {error.strerror}") from error
     try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):

@@ -187,7 +187,9 @@ class OpenAIReflector:
     def _read(self, value: dict[str, Any]) -> Reflection:
         reflection = read_reflection(value)
         if reflection.diagnosis == self._asker.example["diagnosis"]:
-            raise UnusableAnswerError("the answer repeats the example. Reflect on the iteration of the briefing")
+            raise UnusableAnswerError(
+                "the answer repeats the example. Reflect on the iteration described in the briefing"
+            )
         return reflection
 
     def _by_rules(

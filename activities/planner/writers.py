@@ -251,7 +251,9 @@ class CheckWriter:
         if problems:
             raise UnusableAnswerError(*problems)
         if answer.run == self._asker.example["run"] and answer.content == self._asker.example["content"]:
-            raise UnusableAnswerError("the answer repeats the example. Write a check for the goal of the briefing")
+            raise UnusableAnswerError(
+                "the answer repeats the example. Write a check for the goal stated in the briefing"
+            )
         return answer
 
 

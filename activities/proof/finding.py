@@ -90,7 +90,7 @@ class CheckFinder:
         trees = LockedTrees(tree)
         files = trees.files(snapshot)
         if folder and not any(is_within(path, folder) for path in files):
-            raise InvalidRequestError(f"{tree.root} has no files in the folder {folder!r}. Correct the folder")
+            raise InvalidRequestError(f"{tree.root} has no files in the folder {folder!r}. Choose another folder")
         trial = _Trial(self, tree, trees, files, goal)
         sources = find_checks(self._read_project(trial, trees, files, folder))
         if before:

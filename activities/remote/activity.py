@@ -268,9 +268,7 @@ class Copies:
         for name in new_head.increments:
             stored = self.bucket.read(f"{scope.episode_id}/{name}")
             if stored is None:
-                raise ArtifactMissingError(
-                    f"cannot find the copy {scope.episode_id}/{name} in the remote store, because the copy was removed"
-                )
+                raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} was removed from the remote store")
             increment = read_increment(stored.content, read_increment_name(name))
             self.trees.unpack(scope, dict(increment.pack))
             with store.open_batch() as together:

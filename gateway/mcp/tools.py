@@ -231,7 +231,7 @@ async def start_episode(
         Field(
             pattern=r"^/[^\x00]*$",
             max_length=1_000,
-            description="Absolute path of the top of a git working tree on the worker's host.",
+            description="Absolute path of the root of a git working tree on the worker's host.",
             examples=["/home/me/orders"],
         ),
     ],

@@ -217,7 +217,7 @@ async def test_roles_of_one_state_home_share_its_name_and_refuse_another_one(
     host.start(home, "workspace", TIGHTLOOP_WORKER__HOST="build-2")
     assert await host.ended() == 1
     assert (
-        "is in use by workers that call this host 'build-1', but this worker calls the host 'build-2'"
+        "is in use by workers whose host name is 'build-1', but the host name of this worker is 'build-2'"
         in host.log.read_text()
     )
 

@@ -169,7 +169,7 @@ def test_what_a_person_accepted_is_proven_only_where_that_is_said(key: Path, all
     found = problems(verify(content, Rules(allowed_signers=allowed)))
     assert found == [
         "tests/test_shop.py was removed (accepted by eva)",
-        "the success was not proven, but eva accepted it. To accept such a proof, add --accepted",
+        "the result was not proven, but eva accepted it. To accept such a proof, add --accepted",
     ]
     assert verify(content, Rules(allowed_signers=allowed, accepted=True)).proven
 
@@ -300,7 +300,7 @@ def test_odd_paths_of_a_statement_are_only_paths(
 
 def test_repository_whose_git_folder_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".git")
-    with pytest.raises(InvalidRequestError, match="not the top of a git working tree"):
+    with pytest.raises(InvalidRequestError, match="not the root of a git working tree"):
         verify(b"", Rules(tmp_path))
 
 

@@ -173,7 +173,7 @@ def test_by_default_alerts_go_to_the_log_only() -> None:
         ("{ops: {type: webhook}}", "alerts.channels.ops: a webhook requires either url or url_env"),
         ("{ops: {type: webhook, url: 'https://x', url_env: X}}", "requires either url or url_env"),
         ("{ops: {type: webhook, url: 'ftp://x'}}", "alerts.channels.ops: url must look like https://host/path"),
-        ("{ops: {type: webhook, url: 'https://u:hunter22@x'}}", "without a user name or password"),
+        ("{ops: {type: webhook, url: 'https://u:hunter22@x'}}", "without a username or password"),
         ("{ops: {type: log, secret_env: X}}", "only valid for a webhook, not for log"),
         ("{ops: {type: log, kinds: [deviaton]}}", "alerts.channels.ops.kinds[0] must be one of"),
         ("{ops: {type: log, timeout_s: 31}}", "a number, above 0, at most 30"),

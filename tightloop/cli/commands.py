@@ -152,7 +152,7 @@ COMMANDS = (
     Command(
         "proof",
         "proof:proof",
-        "Exits with code 4 if the success is not proven, and 1 if the run did not succeed.",
+        "Exits with code 4 if the result is not proven, and 1 if the run did not succeed.",
         PROOF,
     ),
     Command("verify", "proof:verify", "Exits with code 0 if proven, 1 if not proven, and 2 on a usage error.", PROOF),
@@ -393,7 +393,10 @@ COMMANDS = (
             "dispatch",
             Field(
                 "parallel",
-                Option(help="Maximum number of tasks to run at the same time. Default: the planned number."),
+                Option(
+                    help="Maximum number of tasks to run at the same time. Default: the number set when the project "
+                    "was planned."
+                ),
                 int,
             ),
             panel="",

@@ -159,7 +159,7 @@ DigestSince = Annotated[
     str,
     Option(
         metavar="TIME",
-        help="Start of the time range: a duration before now (12h) or a UTC time (2026-01-31 or 2026-01-31T20:00).",
+        help="Start of the time range: how long ago (12h) or a UTC time (2026-01-31 or 2026-01-31T20:00).",
     ),
 ]
 DigestUntil = Annotated[
@@ -311,7 +311,7 @@ Since = Annotated[
     str,
     Option(
         metavar="TIME",
-        help="Count only episodes that ended after this time: a duration before now (7d, 12h) or a UTC time "
+        help="Count only episodes that ended after this time. Specify how long ago (7d, 12h) or a UTC time "
         "(2026-01-31T08:00).",
     ),
 ]

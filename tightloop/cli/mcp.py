@@ -256,7 +256,7 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
         raise SettingsError(f"{path} links to {real}, which is outside {root}. Remove the link and install again")
     try:
         if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
-            raise SettingsError(f"{path} is not a file or is too large. Move it away and install again")
+            raise SettingsError(f"{path} is not a file or is too large. Move it out of the way and install again")
         old = None
         if real.exists():
             # Keep Windows line endings.

@@ -167,7 +167,7 @@ Wait = Annotated[
     ),
 ]
 Project = Annotated[str, Option(help="Project, as an id or a unique prefix of it. Default: all projects.")]
-BY = Option(help="Name to record for this action. Default: your user name.")
+BY = Option(help="Name to record for this action. Default: your username.")
 By = Annotated[str | None, BY]
 
 

@@ -154,7 +154,7 @@ class RunArguments:
 def run(
     context: click.Context,
     file: Annotated[str | None, Argument(metavar="FILE", help="Plan file, or '-' for standard input.")] = None,
-    workspace: Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")] = None,
+    workspace: Annotated[str | None, Option(help="Root of the git working tree. Default: the current folder.")] = None,
     values: Annotated[
         list[str] | None,
         Option(

@@ -82,7 +82,7 @@ def proof(
 def verify(
     context: click.Context,
     file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
-    repo: Annotated[Path, Option(help="Top of the git working tree that the proof must match.")] = Path(),
+    repo: Annotated[Path, Option(help="Root of the git working tree that the proof must match.")] = Path(),
     alone: Annotated[bool, Option("--alone", help="Check only the proof, not the files.")] = False,
     allowed_signers: Annotated[
         Path | None,
@@ -90,7 +90,7 @@ def verify(
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
-        bool, Option("--accepted", help="Also accept a success that is not proven but was accepted by a person.")
+        bool, Option("--accepted", help="Also accept a result that is not proven but was accepted by a person.")
     ] = False,
     strict: Annotated[
         bool,

@@ -221,7 +221,9 @@ def json_or_text(text: str) -> Any:
 
 
 Goal = Annotated[str | None, Argument(help="Goal in plain words.")]
-Workspace = Annotated[str | None, Option(help="Folder of the project in a git working tree. Default: this folder.")]
+Workspace = Annotated[
+    str | None, Option(help="Folder of the project in a git working tree. Default: the current folder.")
+]
 Done = Annotated[
     list[str] | None,
     Option(
@@ -271,7 +273,7 @@ Drafts = Annotated[
 ]
 Review = Annotated[
     bool | None,
-    Option("--review/--no-review", help="Have the planner's model review the change after the checks have proven it."),
+    Option("--review/--no-review", help="Have the planner's model review the change after all checks have passed."),
 ]
 MaxIterations = Annotated[int | None, Option(help="Number of iterations after which the episode pauses.")]
 Until = Annotated[

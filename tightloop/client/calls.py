@@ -280,7 +280,9 @@ class Calls:
         try:
             execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
-            return IdTakenError(f"the id the id {workflow_id} belongs to another program's workflow. Choose another id")
+            return IdTakenError(
+                f"the id {workflow_id} is already used by a workflow of another program. Choose another id"
+            )
         what = f"{workflow_id} already exists: {execution.kind.noun}"
         if execution.is_open:
             return IdTakenError(

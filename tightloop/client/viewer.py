@@ -293,7 +293,7 @@ class Viewer:
         """
         if not workspace.startswith("/") or "\0" in workspace:
             raise InvalidRequestError(
-                f"{shorten(workspace, 200)!r} is not an absolute path. Use the top of a git working tree, for "
+                f"{shorten(workspace, 200)!r} is not an absolute path. Use the root of a git working tree, for "
                 "example /home/me/project"
             )
         topology = await self.topology()
@@ -313,6 +313,6 @@ class Viewer:
         # Not `isdir`: in a linked worktree `.git` is a file.
         if not await asyncio.to_thread(os.path.exists, f"{workspace}/.git"):
             raise InvalidRequestError(
-                f"{shorten(workspace, 200)!r} is not the top of a git working tree. Use the top of a working tree, "
+                f"{shorten(workspace, 200)!r} is not the root of a git working tree. Use the root of a working tree, "
                 "or create one here: git init"
             )

@@ -79,8 +79,8 @@ class Tokens:
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
-                "a token with the role agent requires an episode or a project. Tokens with other roles do not accept "
-                "an episode. For example: tightloop token create cursor-orders --role agent --episode ID"
+                "an agent token requires an episode or a project, and only agent tokens can be limited to an "
+                "episode. For example: tightloop token create cursor-orders --role agent --episode ID"
             )
         if not NAME.fullmatch(name) or name in RESERVED:
             raise InvalidRequestError(

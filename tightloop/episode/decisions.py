@@ -66,12 +66,12 @@ _UNDO_CHANGE = Option(
 )
 _ALLOW_CHANGE = Option(
     name=ALLOW,
-    effect="allow the change (if a passing check depends on the change, the success will not be proven)",
+    effect="allow the change (if a passing check depends on the change, the result will not be proven)",
     group=OptionGroup.ACCEPT,
 )
 ASKED_FOR_CHANGE = Option(
     name=ASKED,
-    effect="confirm that you asked for the change (the success can then be proven, and the proof records your name "
+    effect="confirm that you asked for the change (the result can then be proven, and the proof records your name "
     "and the time)",
     group=OptionGroup.ACCEPT,
 )
@@ -86,7 +86,7 @@ WRONG_DRAFT = Option(
 ACCEPT_FILES = Option(
     name=ACCEPT,
     effect=(
-        "accept the current files despite the finding, and end the episode (the success is not proven and is recorded "
+        "accept the current files despite the finding, and end the episode (the result is not proven and is recorded "
         "under your name)"
     ),
     group=OptionGroup.ACCEPT,
@@ -99,7 +99,7 @@ _GREEN = (
     ),
     Option(
         name=ACCEPT,
-        effect="end the episode without any work because the goal is already met (the success is not proven)",
+        effect="end the episode without any work because the goal is already met (the result is not proven)",
         group=OptionGroup.ACCEPT,
     ),
 )

@@ -98,7 +98,7 @@ def folder_problem(folder: str) -> str:
     if not folder or (posixpath.normpath(folder) == folder and not folder.startswith(("/", "..", "-", "~"))):
         return ""
     return (
-        f"the folder {shorten(folder, 60)!r} is not a path below the top of the working tree. For example: "
+        f"the folder {shorten(folder, 60)!r} is not a path below the root of the working tree. For example: "
         '"workspace": "/home/me/project", "folder": "services/api"'
     )
 
@@ -112,7 +112,7 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
     if not workspace.startswith("/"):
         raise InvalidRequestError(
             f"the workspace {workspace!r} is not an absolute path. "
-            'Use the top of a git working tree: "workspace": "/home/me/project"'
+            'Use the root of a git working tree: "workspace": "/home/me/project"'
         )
     if not timedelta() < pause_timeout <= LONGEST_PAUSE:
         raise InvalidRequestError(f"pause_timeout must be greater than 0 and at most one year, got {pause_timeout}")
@@ -132,7 +132,7 @@ class EpisodeRequest(CallerInput):
     workspace: str = ""
     """Absolute path of a git working tree on the workspace worker's host."""
     folder: str = ""
-    """Folder of the project, relative to the top of the working tree, such as `services/api`. The project's own checks
+    """Folder of the project, relative to the root of the working tree, such as `services/api`. The project's own checks
     are found there, and checks and the setup command start there.
     """
     definition_of_done: tuple[Check, ...] = ()

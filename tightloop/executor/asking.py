@@ -34,7 +34,9 @@ The agent continues without them and can report results itself.
 """
 _PERMISSION = (
     Option(
-        name=ALLOW, effect="let the agent do this, and also do it again in this iteration", group=OptionGroup.ACCEPT
+        name=ALLOW,
+        effect="allow this action now and whenever the agent repeats it in this iteration",
+        group=OptionGroup.ACCEPT,
     ),
     Option(name=DENY, effect="deny permission, and let the agent continue without it", group=OptionGroup.STOP),
 )
@@ -275,12 +277,12 @@ _OPTIONS = (
 _HAND_OFF = (
     Option(
         name=VERIFY,
-        effect="report that the agent received the plan and has finished, and run the checks on the current files",
+        effect="confirm that the agent received the plan and has finished, and run the checks on the current files",
     ),
     Option(
         name=RETRY,
         effect="the plan was not received: send the plan again",
-        cons="if the plan did arrive, the agent gets it twice",
+        cons="if the first delivery reached the agent after all, the agent will receive the plan twice",
     ),
     _OPTIONS[-1],
 )

@@ -190,7 +190,7 @@ class LoopRequest(CallerInput):
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
     folder: str = ""
-    """Folder of the project, relative to the top of the working tree, such as `services/api`. The project's own gates
+    """Folder of the project, relative to the root of the working tree, such as `services/api`. The project's own gates
     are found there, and gates and the setup command start there.
     """
     goal: str = ""

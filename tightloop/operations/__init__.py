@@ -346,7 +346,7 @@ OPERATIONS = (
     ),
     Operation(
         "proof",
-        "Show how the success of an episode or a plan was proven.",
+        "Show how the result of an episode or a plan was proven.",
         kinds=EPISODE,
         details="Works only if the workspace is on this host.",
         errors=("ProofError", "ArtifactMissingError", "WorkspaceError"),

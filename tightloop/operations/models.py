@@ -321,7 +321,9 @@ class Dispatch(Request):
     """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Maximum number of tasks to run at the same time. `true` means the planned number, and `false` means 1."""
+    """Maximum number of tasks to run at the same time. `true` means the number set when the project
+    was planned, and `false` means 1.
+    """
 
 
 class Verify(Request):
@@ -333,7 +335,7 @@ Workspace = Annotated[
     Field(
         max_length=1_000,
         pattern=r"^/[^\x00]*$",
-        description="Absolute path of the top of a git working tree on the worker's host.",
+        description="Absolute path of the root of a git working tree on the worker's host.",
         examples=["/home/me/orders"],
     ),
 ]
@@ -370,7 +372,7 @@ class _Planning(Request):
     goal: Text = ""
     """Goal; if empty, the open problems of the project."""
     folder: Name = ""
-    """Folder of the project below the top of the working tree, such as `services/api`; gates start in it."""
+    """Folder of the project below the root of the working tree, such as `services/api`; gates start in it."""
     gates: list[CheckBody] = Field(default_factory=list)
     """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
     setup: Annotated[str, Field(max_length=SETUP_CHARACTERS, pattern=r"^[^\x00]*$")] = ""

@@ -276,7 +276,7 @@ class EpisodeAction(Document):
     definition_of_done: tuple[Check, ...] = ()
     """Commands that must pass. The default is the plan's definition of done."""
     folder: str = ""
-    """Folder of the project, relative to the top of the working tree, such as `services/api`. Commands start there."""
+    """Folder of the project, relative to the root of the working tree, such as `services/api`. Commands start there."""
     executor: str = ""
     """Executor to use. The default is taken from the worker's settings."""
     planner: str = ""

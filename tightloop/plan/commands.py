@@ -250,7 +250,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     # They would be stored in the history, and a user name that looks like a host hides the real one from a reader.
     if parts.username or parts.password:
         return HostRuling(
-            "a URL must not contain a user name or password. Name an environment variable in secret_headers instead"
+            "a URL must not contain a username or password. Name an environment variable in secret_headers instead"
         )
     rules = [rule.strip().lower() for rule in network]
     # Only an exact `host:port` may be private: a public name must not lead into this host's network.

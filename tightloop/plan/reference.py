@@ -257,7 +257,7 @@ def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any
     def chosen(*values: Any) -> Any:
         items = _numbers(name, values)
         if not items:
-            raise FunctionError(f"{name} of an empty list has no value")
+            raise FunctionError(f"{name} requires a list with at least one item")
         return choose(items)
 
     return chosen

@@ -336,7 +336,7 @@ class AlertChannel(Section):
         if self.type == "webhook" and url_count != 1:
             raise ValueError("a webhook requires either url or url_env, the name of the variable that contains the URL")
         if self.url and not _WEB_ADDRESS.fullmatch(self.url):
-            raise ValueError("url must look like https://host/path, without a user name or password")
+            raise ValueError("url must look like https://host/path, without a username or password")
         if self.type != "webhook" and (url_count or self.secret_env):
             raise ValueError(f"url, url_env and secret_env are only valid for a webhook, not for {self.type}")
         return self
@@ -555,5 +555,5 @@ class MemorySettings(Section):
     @model_validator(mode="after")
     def _names_its_folder(self) -> "MemorySettings":
         if self.embedder == "local" and not self.folder:
-            raise ValueError("embedder is local, but folder is empty. Set folder to the folder of the model")
+            raise ValueError("embedder is local, but folder is empty. Set folder to the path of the model")
         return self

@@ -378,11 +378,14 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
     if not workflow_id or not isinstance(scope, EpisodeScope):
         raise InvalidRequestError(
-            "an activity must be started by a workflow, and its only argument must be a request with a scope"
+            "an activity must be started by a workflow, and must receive exactly one argument: a request that contains "
+            "an episode scope"
         )
     check_id(workflow_id)
     if scope.episode_id != workflow_id:
-        raise InvalidRequestError(f"the request of {workflow_id} is for another workflow: {scope.episode_id[:200]!r}")
+        raise InvalidRequestError(
+            f"workflow {workflow_id} sent a request with the id of another workflow: {scope.episode_id[:200]!r}"
+        )
     if scope.within:
         check_id(scope.within)
     if not Path(scope.workspace).is_absolute() or "\0" in scope.workspace:

@@ -143,10 +143,11 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
         conflict = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
     if conflict:
         raise SettingsError(
-            f"{conflict}, and both workers use task queue {queue!r}, so each worker would fail the episodes of the "
-            "other. Copy the key file (keys.json) of that worker and use its settings (temporal.authenticate, "
-            "privacy), give this worker a different queue (temporal.task_queue) or server (temporal.address), or "
-            "stop the other worker. Temporal may still list a worker for a minute after it was killed"
+            f"{conflict}, and both workers use task queue {queue!r}, so each worker would cause the other "
+            "worker's episodes to fail. Copy the other worker's key file (keys.json) and use the same settings "
+            "(temporal.authenticate, privacy), give this worker a different queue (temporal.task_queue) or server "
+            "(temporal.address), or stop the other worker. Temporal may still list a worker for a minute after the "
+            "worker was killed"
         )
 
 
@@ -170,10 +171,10 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} is "
-            "running on this host. Start a worker with role workspace or all on this host with the same "
-            "TIGHTLOOP_HOME, or start this worker on the host of a workspace worker. To use a model on another "
-            "host, set planner.base_url instead"
+            f"role {role!r} needs a workspace worker on the same host, but no workspace worker that uses the state "
+            f"home {state_home()} is running on this host. On this host, start a worker with --role workspace or "
+            "--role all and the same TIGHTLOOP_HOME. Alternatively, start this worker on a host that already has a "
+            "workspace worker. To use a model on another host, set planner.base_url instead"
         ) from None
 
 

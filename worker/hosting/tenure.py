@@ -206,9 +206,9 @@ def _join(settings: Settings) -> TenureShare:
         assert tenure is not None
         if tenure.name != host_identity(settings).name:
             raise SettingsError(
-                f"the state home {home} is in use by workers that call this host {tenure.name!r}, but this worker "
-                f"calls the host {named!r}. Set the same worker.host for all workers, or stop the other workers "
-                "first"
+                f"the state home {home} is in use by workers whose host name is {tenure.name!r}, but the host "
+                f"name of this worker is {named!r}. Set the same worker.host for all workers, or stop the "
+                "other workers first"
             )
         identity = claim_identity(settings)
         if before is not None and before.name != identity.name:

@@ -29,7 +29,10 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(name="resume", effect="Start further steps. Running steps continue, and your edits to files are kept.")
+RESUME = Option(
+    name="resume",
+    effect="Resume the plan and start its remaining steps. Running steps continue, and your edits to files are kept.",
+)
 RETRY = Option(name="retry", effect="retry the failed work and keep your edits to files")
 RETRY_STEP = RETRY.evolve(effect="retry the step with its full number of attempts, and keep your edits to files")
 EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and continue")
@@ -49,7 +52,8 @@ FAIL = Option(
 )
 REPLAN = Option(name="replan", effect="let a planner revise the plan")
 GO_TO_WORK = Option(
-    name=WORK, effect="Run the proof again. Edit files first, because otherwise the proof fails in the same way."
+    name=WORK,
+    effect="Run the proof again after you have edited files. Without edits, the proof will fail in the same way.",
 )
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
 OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})

@@ -168,12 +168,11 @@ def _prefix(spec: GatewaySpec) -> str:
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.username:
         raise ExecutorError(
             "the base URL of the model provider is invalid. It must look like https://api.openai.com/v1, "
-            "without a query or a user name"
+            "without a query or a username"
         )
     if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
         raise ExecutorError(
-            "the key of the model provider contains characters that cannot be sent, for example a line break. Set "
-            "the key again"
+            "the model provider's API key contains invalid characters, such as a line break. Set the key again"
         )
     return parts.path.rstrip("/")
 

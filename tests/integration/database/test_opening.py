@@ -63,7 +63,7 @@ def test_looking_into_a_missing_ledger_makes_no_project(tmp_path: Path) -> None:
 def test_damaged_ledger_is_named(home: Path, tmp_path: Path) -> None:
     home.mkdir()
     (home / "ledger.db").write_bytes(b"this is not a database" * 100)
-    with pytest.raises(WorkspaceError, match=f"{home}/ledger.db is damaged.*Move the file away"):
+    with pytest.raises(WorkspaceError, match=f"{home}/ledger.db is damaged.*Move the file out of the way"):
         open_project(tmp_path).checkpoints("one")
 
 

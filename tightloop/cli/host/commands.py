@@ -179,7 +179,7 @@ def replay(
         Option(help="Replay all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
-        int | None, Option(min=0, help="Replay the workflows that are open or ended within this many days.")
+        int | None, Option(min=0, help="Replay all workflows that are still open or that ended in the last N days.")
     ] = None,
     junit: Annotated[
         Path | None,
@@ -266,7 +266,13 @@ def settings(context: click.Context, as_json: AsJson = False) -> None:
         click.echo(session_settings.as_yaml(), nl=False)
 
 
-Days = Annotated[int, Option(min=0, help="First replay the workflows that are open or ended within this many days.")]
+Days = Annotated[
+    int,
+    Option(
+        min=0,
+        help="Before the change, replay all workflows that are still open or that ended in the last N days.",
+    ),
+]
 
 
 def show_builds(context: click.Context) -> None:
@@ -301,7 +307,10 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
-        raise InvalidRequestError("this host has no name yet. The first worker creates the name: tightloop up")
+        raise InvalidRequestError(
+            "this host does not have a name yet. The name is created when the first worker starts. To start a "
+            "worker, run: tightloop up"
+        )
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
 
@@ -388,7 +397,7 @@ def create_token(
             "projects."
         ),
     ] = None,
-    episode: Annotated[str, Option(help="Episode that the agent works on. Only valid with the role agent.")] = "",
+    episode: Annotated[str, Option(help="Episode that the agent works on. Only valid with --role agent.")] = "",
     expires: Annotated[str, Option(help="Lifetime of the token, for example 90d or 12h, or 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:

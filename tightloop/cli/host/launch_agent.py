@@ -51,9 +51,10 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
     _load(path)
     click.echo(f"{PREFIX}.{role.value} is running and will start after each sign-in. Log: {log_file(role)}")
     click.echo(
-        "Allow the worker's program under Privacy & Security > Accessibility. Check what is missing: tightloop doctor"
+        "In System Settings, allow the worker's Python interpreter under Privacy & Security > Accessibility. To see "
+        "which permissions are still missing, run: tightloop doctor"
     )
-    click.echo(f"Program: {sys.executable}")
+    click.echo(f"Python interpreter: {sys.executable}")
 
 
 def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:

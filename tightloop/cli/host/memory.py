@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 100
 
 Project = Annotated[
-    str, Option(help="Project, as an id or a unique prefix of it. Default: the project of this folder.")
+    str, Option(help="Project, as an id or a unique prefix of it. Default: the project of the current folder.")
 ]
 Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 

@@ -216,7 +216,7 @@ def open_repository(root: Path) -> Iterator[Repository]:
     root = root.resolve()
     folder = _git_folder(root)
     if folder is None:
-        raise InvalidRequestError(f"{root} is not the top of a git working tree. Specify the top with --repo")
+        raise InvalidRequestError(f"{root} is not the root of a git working tree. Specify the root with --repo")
     # A linked worktree has its objects in the folder of the main one.
     pointer = folder / "commondir"
     common = (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.is_file() else folder
@@ -433,7 +433,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
             hint = "" if rules.accepted else ". To accept such a proof, add --accepted"
-            verification.add(rules.accepted, f"the success was not proven, but {who} accepted it{hint}")
+            verification.add(rules.accepted, f"the result was not proven, but {who} accepted it{hint}")
         case _:
             failed = ", ".join(predicate.failed_tests[:3]) or "the proof lists no failed command"
             verification.add(

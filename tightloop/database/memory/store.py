@@ -440,7 +440,9 @@ class MemoryStore:
             vectors = self._embedder.embed(texts)
         except TightloopError as error:
             # No error: a briefing from words alone is better than none.
-            logger.warning("%s. Until the problem is fixed, the memory search compares only words", error.message)
+            logger.warning(
+                "%s. Until the problem is fixed, memory searches fall back to keyword matching", error.message
+            )
             return [EmbeddedText(text) for text in texts]
         name = self._embedder.name
         return [EmbeddedText(text, vector, name) for text, vector in zip(texts, vectors, strict=True)]

@@ -302,7 +302,7 @@ class AcpClient:
         if method_id is None:
             ways = ", ".join(offered) or "none"
             raise SignInError(
-                f"the agent is not signed in ({error}), and none of its sign-in methods ({ways}) works without a person"
+                f"the agent is not signed in ({error}), and none of its sign-in methods ({ways}) can be used unattended"
             )
         try:
             await self._request("authenticate", {"methodId": method_id})

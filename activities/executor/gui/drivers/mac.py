@@ -489,5 +489,5 @@ class MacDriver:
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:
-            raise DriverError(f"the window does not report its {attribute}")
+            raise DriverError(f"cannot read the attribute {attribute} of the window")
         return result
