@@ -116,7 +116,7 @@ def test_expression_is_refused_with_its_column_and_what_to_write(text: str, colu
         ("1 / 0", "division by zero"),
         ("${collect.sources}[9]", "has no [9]"),
         ("number('many')", "not a number"),
-        ("min([])", "empty list"),
+        ("min([])", "at least one item"),
         ("len(5)", "a number"),
         ("-'a'", "not a string"),
         ("(-8) ** 0.5", "not a number"),
