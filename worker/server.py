@@ -186,7 +186,7 @@ def page_line(settings: Settings, *, private: bool) -> str:
     return f"Page: {page_link(settings)}   (single-use link, valid for a minute, new link: tightloop open)"
 
 
-_EMBEDDED = "Run the command without Temporal's configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
+_EMBEDDED = "run the command without Temporal's configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
@@ -393,8 +393,9 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         return
     if settings.temporal.encrypted:
         raise SettingsError(
-            f"no server is responding at {settings.temporal.address}, and the embedded server does not support TLS, "
-            f"which an API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
+            f"no server is responding at {settings.temporal.address}. The embedded server cannot be started instead, "
+            "because it does not support TLS, and an API key or a certificate in the settings requires TLS. Remove the "
+            f"API key and the certificate, or {_EMBEDDED}"
         )
     open_state_home(folder)
     ui = hidden_address()
@@ -421,8 +422,8 @@ def _refuse_elsewhere(settings: Settings) -> None:
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
         raise SettingsError(
             f"{profile_source(temporal.profile, os.environ)} specifies the server {temporal.address}, but `up` starts "
-            f"a server on this machine. {_EMBEDDED}, and start clients the same way. Or run a worker for that "
-            "server: tightloop worker run"
+            f"a server on this machine. To use {temporal.address}, start a worker with `tightloop worker run`. To use "
+            f"a local server, set TIGHTLOOP_TEMPORAL__PROFILE=none for all clients, and {_EMBEDDED}"
         )
 
 

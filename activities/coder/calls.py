@@ -84,8 +84,7 @@ def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[
         path = ".".join(map(str, problem.absolute_path))
         message = shorten(problem.message, SHOWN_CHARACTERS)
         raise ToolError(
-            f"invalid arguments{f' at {path}' if path else ''}: {message}. Correct the arguments and call the tool "
-            "again"
+            f"invalid arguments{f' at {path}' if path else ''}: {message}. Fix the arguments and call the tool again"
         )
     return arguments
 
@@ -138,8 +137,8 @@ class CallJournal:
             ) from error
         if record.call != self.call:
             raise ExecutorError(
-                f"{self._path} records a different call for {self._name} because two conversations share one session. "
-                "Cancel this episode and start a new one"
+                f"the journal entry {self._path} for {self._name} belongs to a different call. Two conversations are "
+                "using the same session. Cancel this episode and start a new one"
             )
         return record
 

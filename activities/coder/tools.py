@@ -233,7 +233,7 @@ def _number_lines(name: str, content: bytes, arguments: Arguments) -> ToolResult
     lines = plain.removesuffix("\n").split("\n")
     first, last = arguments["start"] or 1, arguments["end"] or len(lines)
     if first > len(lines) or last < first:
-        raise ToolError(f"cannot read lines {first} to {last}: {name} has lines 1 to {len(lines)}")
+        raise ToolError(f"cannot read lines {first} to {last}: {name} has {format_count(len(lines), 'line')}")
     excerpt = lines[first - 1 : min(last, first + READ_LINES - 1)]
     # As many lines as fit into an answer, at least one.
     room = SHOWN_CHARACTERS

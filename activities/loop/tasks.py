@@ -145,7 +145,7 @@ class ModelTaskPlanner:
                 "`tasks` is empty. Return at least one task, or explain in `gave_up` why no task is possible"
             )
         if value == self._asker.example:
-            raise UnusableAnswerError("the answer repeats the example. Create tasks for the goal of the briefing")
+            raise UnusableAnswerError("the answer repeats the example. Create tasks for the goal in the briefing")
         checks_by_command = {check.run: check for check in briefing.checks}
         # Validated with the model's own ids, so that it recognises the task in the message.
         if problem := find_task_problem(tuple(_task(task, checks_by_command) for task in answer.tasks)):

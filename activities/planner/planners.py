@@ -134,9 +134,7 @@ class OpenAIPlanner:
             raise UnusableAnswerError(*problems)
         # A model may copy the example; the diagnosis gives that away.
         if plan.diagnosis == self._asker.example["diagnosis"]:
-            raise UnusableAnswerError(
-                "the answer repeats the example. Write a plan for the goal stated in the briefing"
-            )
+            raise UnusableAnswerError("the answer repeats the example. Write a plan for the goal in the briefing")
         return plan
 
 

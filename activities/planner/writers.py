@@ -185,7 +185,7 @@ def _bundle_of(drafts: Iterable[_Draft]) -> ScenarioBundle:
 def _read_predictions(value: dict[str, Any], count: int) -> tuple[str, ...]:
     prints = _Predictions.model_validate(value).prints
     if len(prints) != count:
-        raise UnusableAnswerError(f"`prints` has {len(prints)} texts. Return {count}, one for each program")
+        raise UnusableAnswerError(f"`prints` must have {count} entries, one for each program, but has {len(prints)}")
     return prints
 
 
@@ -251,9 +251,7 @@ class CheckWriter:
         if problems:
             raise UnusableAnswerError(*problems)
         if answer.run == self._asker.example["run"] and answer.content == self._asker.example["content"]:
-            raise UnusableAnswerError(
-                "the answer repeats the example. Write a check for the goal stated in the briefing"
-            )
+            raise UnusableAnswerError("the answer repeats the example. Write a check for the goal in the briefing")
         return answer
 
 

@@ -411,7 +411,7 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
         return f"program {program!r} was not found"
     paths = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
     missing = [location for location in paths if not location.exists()]
-    return f"{missing[0]} does not exist. Correct the paths that commands may read and write" if missing else ""
+    return f"{missing[0]} does not exist. Fix the paths that commands may read and write" if missing else ""
 
 
 @functools.cache

@@ -223,7 +223,7 @@ def _registration(workspace: UserRepository, root: Path) -> Path:
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
         raise WorkspaceError(
-            f"{folder} is a link, and a worktree cannot be created through a link. Start without worktree"
+            f"{folder} is a link, and a worktree cannot be created through a link. Start without a worktree"
         )
     for number in range(1_000):
         registration = folder / (f"{root.name}-{number}" if number else root.name)

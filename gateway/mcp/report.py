@@ -91,8 +91,8 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
             else "does not contain an [🔁 ITERATION] section"
         )
         raise InvalidRequestError(
-            f"the report {which}, but episode {status.episode_id} is in iteration {status.iteration}. Report on "
-            f"the plan of iteration {status.iteration}, which the status tool shows"
+            f"the report {which}, but episode {status.episode_id} is in iteration {status.iteration}. Call "
+            "the status tool to see the current plan, and report on that plan"
         )
     return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 

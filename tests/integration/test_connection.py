@@ -70,8 +70,8 @@ def fronts(temporal: WorkflowEnvironment, tmp_path_factory: pytest.TempPathFacto
         ("plain", {"api_key": KEY}, "because an API key or a certificate is set. Set temporal.tls: false"),
         ("by_key", {"tls": False}, "If Temporal requires TLS, set temporal.tls: true"),
         ("127.0.0.1:9", {"tls": False}, "reach Temporal at 127.0.0.1:9 (connection refused). Start it: tightloop up"),
-        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Correct temporal.address, or ask Temporal's operator"),
-        ("plain", {"tls": False, "namespace": "nope"}, "has no namespace 'nope'. Correct temporal.namespace, or"),
+        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Change temporal.address, or ask Temporal's operator"),
+        ("plain", {"tls": False, "namespace": "nope"}, "has no namespace 'nope'. Change temporal.namespace, or"),
     ],
 )  # fmt: skip
 async def test_wrong_setting_gets_one_sentence(
@@ -103,7 +103,7 @@ async def test_variables_of_temporal_do_not_turn_the_embedded_server_away(
     keyed = Settings(temporal=TemporalSettings.model_validate({"address": "127.0.0.1:9", "api_key": KEY}))
     for settings, sentence in (
         (elsewhere, "specifies the server cloud.example:7233"),
-        (keyed, "server does not support TLS"),
+        (keyed, "because it does not support TLS"),
     ):
         with pytest.raises(TightloopError) as refused:
             async with embedded_server(settings, tmp_path):

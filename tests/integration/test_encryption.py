@@ -213,7 +213,7 @@ def test_keys_come_from_a_variable_where_the_settings_name_one(monkeypatch: pyte
     [
         ("secret-looking nonsense", "does not contain valid keys"),
         ('{"current": "a", "keys": {"a": "c2hvcnQ="}}', "is 5 bytes, but AES-256 requires 32"),
-        ('{"current": "b", "keys": {}}', "the current key 'b' is not one of the keys"),
+        ('{"current": "b", "keys": {}}', "the current key 'b' is missing from `keys`"),
         ('{"current": ["a"], "keys": {}}', "does not contain valid keys"),
         ("[]", "does not contain valid keys"),
     ],

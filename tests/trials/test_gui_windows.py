@@ -158,7 +158,7 @@ def test_screen_that_is_locked_gets_no_key(desktop: LiveDesktop, folder: Path, c
     struck = Interrupted(driver, 1, "before", lock, only=call)
     result = hand_off(struck, folder, patience_s=2).deliver(message)
     assert result.end in (HandOffEnd.REFUSED, HandOffEnd.NOT_TAKEN)
-    assert "another program is holding the keyboard" in result.reason
+    assert "another program has grabbed the keyboard" in result.reason
     time.sleep(0.3)
     (locker,) = lockers
     assert locker.keys() == []

@@ -99,7 +99,7 @@ def test_other_ends_are_failures_and_open_runs_need_a_person(status: str) -> Non
         ),
         (
             Facts(accepted_by="ada", finding="a test changed; not proven: x"),
-            "not proven: ada accepted the success despite this finding: a test changed; not proven: x",
+            "not proven: ada accepted the result despite this finding: a test changed; not proven: x",
             "not proven",
         ),
         (Facts(dry_run=True, has_checks=False), "dry run: nothing was changed", "dry run"),

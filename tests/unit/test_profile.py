@@ -83,10 +83,10 @@ def test_certificates_may_be_texts_and_a_key_is_never_shown(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "variables", "sentence"),
     [
-        (None, {}, "TEMPORAL_CONFIG_FILE names @, which is not a file. Correct or unset the variable"),
+        (None, {}, "TEMPORAL_CONFIG_FILE names @, which is not a file. Fix or unset the variable"),
         ('[profile.default]\nadress = "a:1"', {}, "unknown field `adress`, expected one of `address`"),
-        ('[profile.default]\naddress = "a:1', {}, "invalid basic string, expected `\"`. Correct the configuration"),
-        ("", {"TEMPORAL_PROFILE": "nope"}, "(@, profile 'nope'): Profile 'nope' not found. Correct the configuration"),
+        ('[profile.default]\naddress = "a:1', {}, "invalid basic string, expected `\"`. Fix the configuration"),
+        ("", {"TEMPORAL_PROFILE": "nope"}, "(@, profile 'nope'): Profile 'nope' not found. Fix the configuration"),
         ("", {"TIGHTLOOP_TEMPORAL__PROFILE": "own"}, "(@, profile 'own'): Profile 'own' not found"),
         ("", {"TEMPORAL_TLS": "maybe"}, "TEMPORAL_TLS must be true or false, got 'maybe'"),
         ("", {"TEMPORAL_TLS_CLIENT_CERT_PATH": "a", "TEMPORAL_TLS_CLIENT_CERT_DATA": "b"}, "Cannot specify both"),

@@ -109,8 +109,8 @@ def file_instead_of_a_folder(folder: Path) -> Path:
     [
         (no_repository, "is not a git repository. Create one: git init "),
         (nowhere, "does not exist on this host. Check the path and the worker's host"),
-        (folder_of_a_repository, "whole. Specify the top folder"),
-        (file_instead_of_a_folder, "is not a folder. Specify the top folder of a git working tree"),
+        (folder_of_a_repository, "whole. Specify the root folder"),
+        (file_instead_of_a_folder, "is not a folder. Specify the root folder of a git working tree"),
     ],
 )
 async def test_a_workspace_that_cannot_be_used_fails_with_what_to_do(
@@ -165,7 +165,7 @@ async def test_a_worktree_without_a_commit_fails_with_both_ways_out(
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert "needs a commit before a separate worktree can be created" in result.reason
-    assert "or start without worktree" in result.reason
+    assert "or start without a worktree" in result.reason
 
 
 async def test_files_in_a_submodule_go_back_byte_for_byte(

@@ -543,4 +543,4 @@ async def test_a_project_plan_is_verified_also_by_hidden_scenarios(
         assert "also 1 hidden scenario" in result.reason
     else:
         assert titles == ["the checks pass, but the proof has a finding (scenarios_failed): the hidden scenario fails"]
-        assert "ada accepted the success despite this finding: the hidden" in result.qualifier
+        assert "ada accepted the result despite this finding: the hidden" in result.qualifier

@@ -157,9 +157,9 @@ async def test_each_row_is_what_happens(
         status = await client.status(run_id)
     shown = status.qualifier
     if one.answer == "accept":
-        start, _, finding = shown.partition("ada accepted the success despite this finding: ")
+        start, _, finding = shown.partition("ada accepted the result despite this finding: ")
         assert finding
-        shown = f"{start}ada accepted the success despite this finding: ..."
+        shown = f"{start}ada accepted the result despite this finding: ..."
     wanted = expected.qualifier.replace("build, lint, publish", "s1, s2, s3").replace("lint, publish", "s2, s3")
     assert (status.list_status, shown) == (expected.status, wanted), (one, result)
     assert exit_code(status.list_status, status.qualifier, is_closed=True) == expected.code

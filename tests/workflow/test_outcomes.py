@@ -102,7 +102,7 @@ async def accept_proof(client: TightloopClient, run_id: str) -> EpisodeResult | 
     assert [question.kind for question in status.questions] == [QuestionKind.PROOF]
     await client.answer(run_id, "accept", by="ada")
     result = await client.result(run_id)
-    assert "ada accepted the success despite this finding: " in result.qualifier
+    assert "ada accepted the result despite this finding: " in result.qualifier
     return result
 
 
@@ -147,7 +147,7 @@ async def test_a_check_that_fails_at_random_was_not_seen_to_fail(
         result = await client.result(episode_id)
     assert status.questions[0].kind is QuestionKind.PROOF
     assert result.qualifier.startswith("not proven: no check ever failed (flaky: test -e ran ||")
-    assert "ada accepted the success despite this finding: " in result.qualifier
+    assert "ada accepted the result despite this finding: " in result.qualifier
 
 
 @pytest.mark.parametrize("is_plan", [False, True])
@@ -297,7 +297,7 @@ async def test_a_person_accepts_or_cancels(
     if answer == "cancel":
         assert (result.outcome, result.qualifier) == ("CANCELLED", "")
     else:
-        assert "ada accepted the success despite this finding: " in result.qualifier
+        assert "ada accepted the result despite this finding: " in result.qualifier
 
 
 async def test_a_restore_and_a_fork_keep_what_was_seen(client: TightloopClient, working: Working, request_for) -> None:

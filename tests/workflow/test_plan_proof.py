@@ -92,7 +92,7 @@ async def test_person_accepts_what_speaks_against_the_proof(playing: Playing, po
     assert result.outcome is PlanOutcome.COMPLETED
     assert result.reason == "all steps are done, and the definition of done passes"
     assert result.qualifier.startswith(
-        "not proven: ada accepted the success despite this finding: 1 original test did not run"
+        "not proven: ada accepted the result despite this finding: 1 original test did not run"
     )
     assert result.proof is not None
     assert result.proof.name == "accepted"

@@ -255,7 +255,7 @@ async def test_a_skipped_test_is_one_question_and_the_proof_knows_the_answer(
         assert f"{episode_id}: PROVEN by visible checks; {sentence}" in shown.output
     else:
         assert proof.verdict is ProofVerdict.ACCEPTED
-        assert result.qualifier.startswith("not proven: ada accepted the success despite this finding")
+        assert result.qualifier.startswith("not proven: ada accepted the result despite this finding")
 
 
 async def test_another_change_of_the_same_test_is_asked_about_again(

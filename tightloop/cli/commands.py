@@ -131,8 +131,8 @@ COMMANDS = (
     Command(
         "watch",
         "look:watch",
-        "Exits with code 0 on a success without a qualifier, 4 on a success with a qualifier (for example, not "
-        "proven), and 1 otherwise. Ctrl-C does not stop the run.",
+        "Exits with code 0 if the run succeeds without a qualifier, 4 if the run succeeds with a qualifier (for "
+        "example, not proven), and 1 otherwise. Ctrl-C does not stop the run.",
         panel=LOOK,
     ),
     Command("timeline", "look:timeline", panel=LOOK),
@@ -328,8 +328,8 @@ COMMANDS = (
         Command(
             "plan run",
             "plan:run",
-            "Exits with code 0 on a success without a qualifier, 4 on a success with a qualifier (for example, not "
-            "proven), and 1 otherwise. Ctrl-C does not stop the run.",
+            "Exits with code 0 if the run succeeds without a qualifier, 4 if the run succeeds with a qualifier (for "
+            "example, not proven), and 1 otherwise. Ctrl-C does not stop the run.",
             panel=RUN,
         ),
         Verb(

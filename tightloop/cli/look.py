@@ -218,7 +218,7 @@ def require_ledger(settings: Settings) -> "Ledger":
         from tightloop.database.ledger import open_ledger
     except ImportError:
         raise ServiceUnavailableError(
-            "cannot read the ledger because only the client is installed here, not the server part. Build and install "
+            "cannot read the ledger because only the client is installed on this host. Build and install "
             "tightloop-server: docs/operate/install.md. Or ask the gateway: GET /api/inbox"
         ) from None
     return open_ledger(settings)

@@ -166,8 +166,8 @@ Wait = Annotated[
         "output is a terminal.",
     ),
 ]
-Project = Annotated[str, Option(help="Project, as an id or a unique prefix of it. Default: all projects.")]
-BY = Option(help="Name to record for this action. Default: your username.")
+Project = Annotated[str, Option(help="Id of the project, or a unique prefix of the id. Default: all projects.")]
+BY = Option(help="Name to record for this action. Default: your user name.")
 By = Annotated[str | None, BY]
 
 

@@ -90,7 +90,7 @@ def verify(
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
-        bool, Option("--accepted", help="Also accept a result that is not proven but was accepted by a person.")
+        bool, Option("--accepted", help="Also allow unproven results that a person has accepted.")
     ] = False,
     strict: Annotated[
         bool,
@@ -131,7 +131,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     if strict and accepted:
-        raise InvalidRequestError("--strict cannot be used with --accepted, because --accepted allows more")
+        raise InvalidRequestError(
+            "--strict cannot be used with --accepted, because --accepted also allows unproven results"
+        )
     if alone and run:
         raise InvalidRequestError("--run cannot be used with --alone, because --run needs the files")
     if alone and base:

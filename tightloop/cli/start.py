@@ -221,9 +221,7 @@ def json_or_text(text: str) -> Any:
 
 
 Goal = Annotated[str | None, Argument(help="Goal in plain words.")]
-Workspace = Annotated[
-    str | None, Option(help="Folder of the project in a git working tree. Default: the current folder.")
-]
+Workspace = Annotated[str | None, Option(help="Project folder in a git working tree. Default: the current folder.")]
 Done = Annotated[
     list[str] | None,
     Option(
@@ -253,7 +251,8 @@ Unattended = Annotated[
     bool | None,
     Option(
         "--unattended",
-        help="Send alerts instead of pausing when the work is stuck. Only the budget then stops the run.",
+        help="Send alerts instead of pausing when the work is stuck. The run then stops only when the budget is used "
+        "up.",
     ),
 ]
 Allow = Annotated[

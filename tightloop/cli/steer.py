@@ -68,13 +68,15 @@ def answer(
     ],
     text: Annotated[
         list[str] | None,
-        Argument(metavar="TEXT", help="Explanation, or the files that the answer applies to."),
+        Argument(
+            metavar="TEXT", help="Explanation of the answer. If the option applies to files: the names of the files."
+        ),
     ] = None,
     question: Annotated[
         str | None,
         Option(
-            help="Id of the question, or its step or review window. Default: the only open question, or all "
-            "questions about failed steps."
+            help="Question to answer, given by its id, its step or its review window. Default: the only open question, "
+            "or all questions about failed steps."
         ),
     ] = None,
     by: By = None,

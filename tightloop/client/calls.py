@@ -441,7 +441,7 @@ class Calls:
                 if message.startswith("Namespace"):
                     return SettingsError(
                         f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
-                        "Correct temporal.namespace, or create it: "
+                        "Change temporal.namespace, or create the namespace: "
                         f"{setup_command(self.address, self.client.namespace)}"
                     )
                 if "already completed" in message:

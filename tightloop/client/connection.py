@@ -156,7 +156,7 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
         except OSError as error:
             raise SettingsError(
                 f"temporal.{name} {file} cannot be read: {error.strerror or error}. "
-                "Correct the path in the settings or in Temporal's own configuration"
+                "Fix the path in the settings or in Temporal's own configuration"
             ) from error
         if PEM.encode() not in read[name]:
             raise SettingsError(f"temporal.{name} {file} is not a PEM file. Set it to a PEM file")
@@ -179,7 +179,7 @@ def no_answer(address: str, why: str) -> ServiceUnavailableError:
     from tightloop.settings import LOOPBACK_HOSTS
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
-    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask Temporal's operator"
+    advice = "Start it: tightloop up" if is_local else "Change temporal.address, or ask Temporal's operator"
     return ServiceUnavailableError(f"cannot reach Temporal at {address} ({why}). {advice}")
 
 

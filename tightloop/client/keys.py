@@ -174,5 +174,5 @@ def _parse_ring(text: str, where: str) -> KeyRing:
                 "contain only letters, digits, dots, dashes and underscores"
             )
     if current not in keys:
-        raise SettingsError(f"{where}: the current key {current[:64]!r} is not one of the keys")
+        raise SettingsError(f"{where}: the current key {current[:64]!r} is missing from `keys`")
     return KeyRing(current, keys)

@@ -333,7 +333,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if isinstance(context, ActivitySerializationContext) and not context.workflow_id:
             raise RefusedError("no workflow requested it")
         if seal.kind not in self._allowed:
-            raise RefusedError(f"it was sealed as {seal.kind.value}")
+            raise RefusedError(f"its seal has the kind {seal.kind.value}, which is not allowed here")
         # Last, because binding lasts: a message that is refused for another reason must stay usable.
         if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._owner.workflow):
             raise RefusedError("it is a copy of a message to another workflow")

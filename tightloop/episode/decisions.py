@@ -78,8 +78,8 @@ ASKED_FOR_CHANGE = Option(
 WRONG_DRAFT = Option(
     name=WITHDRAW,
     effect=(
-        "withdraw all failing scenarios because they are wrong, and prove the work without them (the proof records "
-        "the withdrawal)"
+        "withdraw all failing scenarios because they are wrong, and use only the remaining checks to prove the "
+        "work (the proof records the withdrawal)"
     ),
     group=OptionGroup.ACCEPT,
 )
@@ -99,7 +99,7 @@ _GREEN = (
     ),
     Option(
         name=ACCEPT,
-        effect="end the episode without any work because the goal is already met (the result is not proven)",
+        effect="end the episode because the goal is already met (no work is done, and the result is not proven)",
         group=OptionGroup.ACCEPT,
     ),
 )
@@ -217,15 +217,16 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
             Option(
                 name=KEEP,
                 effect=(
-                    "keep the changes and continue (if you name files, keep only their changes and undo all others)"
+                    "keep the changes and continue (if you name files, only the changes to those files are kept, and "
+                    "all other changes are undone)"
                 ),
                 takes_paths=True,
             ),
             Option(
                 name=UNDO,
                 effect=(
-                    "save a copy of the changes and undo them (if you name files, undo only their changes and keep "
-                    "all others)"
+                    "save a copy of the changes, then undo the changes (if you name files, only the changes to those "
+                    "files are undone)"
                 ),
                 takes_paths=True,
             ),

@@ -184,7 +184,7 @@ class ProposedCheck(Value):
 
     run: str
     path: str = ""
-    """New test file that the command runs, relative to the top of the tree. Empty if the command needs no file."""
+    """New test file that the command runs, relative to the root of the tree. Empty if the command needs no file."""
     content: str = ""
 
 

@@ -141,7 +141,7 @@ class ScenarioBundle(Document):
             if not path or "\0" in path or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
                 raise ValueError(f"files: {path!r} is not a relative path inside the checkout")
             if any("/".join(parts[:end]) in self.files for end in range(1, len(parts))):
-                raise ValueError(f"files: {path!r} is below another file")
+                raise ValueError(f"files: a parent folder of {path!r} is also listed as a file")
         if sum(map(len, self.files.values())) > CONTENT_CHARACTERS:
             raise ValueError(f"the files are larger than {CONTENT_CHARACTERS * 3 // 4_000_000} MB")
         return self

@@ -62,7 +62,7 @@ _WORK = (
     ),
     Option(
         name=IMPOSSIBLE,
-        effect="report that the work cannot be done, and let a person read your reason and decide",
+        effect="report that the work cannot be done (a person reads your reason and decides what to do)",
         needs_text="WHY",
         group=OptionGroup.STOP,
     ),

@@ -62,7 +62,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
     # The library treats a missing file like an empty one.
     if named and not Path(named).is_file():
         raise SettingsError(
-            f"{FILE_VARIABLE} names {named}, which is not a file. Correct or unset the variable, {_WITHOUT}"
+            f"{FILE_VARIABLE} names {named}, which is not a file. Fix or unset the variable, {_WITHOUT}"
         )
     if environ.get("TEMPORAL_TLS", "").lower() not in ("", "true", "1", "false", "0"):
         raise SettingsError(f"TEMPORAL_TLS must be true or false, got {environ['TEMPORAL_TLS']!r}")
@@ -74,7 +74,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
         text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
         message = " ".join(text.split())
         raise SettingsError(
-            f"{profile_source(profile, environ)}: {message}. Correct the configuration, {_WITHOUT}"
+            f"{profile_source(profile, environ)}: {message}. Fix the configuration, {_WITHOUT}"
         ) from None
     values = {"address": config.address, "namespace": config.namespace, "api_key": config.api_key}
     values |= {"metadata": dict(config.grpc_meta)} | (_tls_values(config.tls) if config.tls else {})

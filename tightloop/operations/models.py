@@ -187,9 +187,11 @@ class Answer(Request):
     option: Name = Field(min_length=1, examples=["allow"])
     """One of the question's options."""
     text: Text = ""
-    """Explanation, or the files that the answer applies to."""
+    """Explanation of the answer. If the option applies to files: the names of the files."""
     question: Name = ""
-    """Id of the question, or its step or review window. Optional if only one question has the option."""
+    """Question to answer, given by its id, its step or its review window. Optional if only one question has the
+    option.
+    """
 
 
 class Approval(Request):

@@ -353,7 +353,9 @@ class Expression:
             return Evaluation(lookup, self._source).of(self._tree)
         except RecursionError:
             # The expression itself is bounded; values come from commands and models, and are not.
-            raise ExpressionError("a value is nested too deeply", 1, "refer to a part of the value") from None
+            raise ExpressionError(
+                "a value is nested too deeply", 1, "refer to a single field or item of the value"
+            ) from None
 
     def holds(self, lookup: Lookup) -> bool:
         """Return whether the expression is true. It raises the same errors as `evaluate`."""

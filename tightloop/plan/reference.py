@@ -184,7 +184,7 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
         return head, tuple(path.split(".")) if path else ()
     raise ReferenceMissingError(
         f"${{{name}}} is neither a step of the plan nor one of {', '.join(sorted(RESERVED_IDS))}. "
-        "Correct the name, or write $${ for a literal ${"
+        "Fix the name, or write $${ for a literal ${"
     )
 
 

@@ -94,7 +94,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
     if facts.unproven:
         reasons.append(f"no proof of {_names(facts.unproven)}")
     if facts.accepted_by:
-        reasons.append(f"{facts.accepted_by} accepted the success despite this finding: {facts.finding}")
+        reasons.append(f"{facts.accepted_by} accepted the result despite this finding: {facts.finding}")
     return tuple(reasons)
 
 

@@ -21,7 +21,7 @@ SKEW_SECONDS = 5
 """Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
 """Number of messages that each workflow remembers, so that it can detect copies. Older messages are refused."""
-_RESEND_HINT = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
+_RESEND_HINT = "Send the request again with tightloop, or through the codec endpoint that `tightloop up` prints"
 
 
 class SealKind(StrEnum):
@@ -103,7 +103,7 @@ class MessageLog(Value):
             now: the workflow's time, in Unix milliseconds.
         """
         if seal.kind not in (SealKind.MESSAGE, SealKind.OPERATOR):
-            return f"it was sealed as {seal.kind.value}, not as a message"
+            return f"its seal has the kind {seal.kind.value}, but a message requires the kind message"
         if any(seal.nonce == nonce for _, nonce in self.nonces):
             return f"it is a copy of a message that was already accepted. {_RESEND_HINT}"
         if seal.issued < self.since:
@@ -145,7 +145,8 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
         life = CHILD_START_SECONDS
     if seal.kind not in (SealKind.START, SealKind.OPERATOR) and not (seal.kind is SealKind.WORKFLOW and is_child):
         raise InvalidRequestError(
-            f"the input was rejected: it was sealed as {seal.kind.value}, not as a start. {_RESEND_HINT}"
+            f"the input was rejected: its seal has the kind {seal.kind.value}, but the start of a workflow requires "
+            f"the kind start. {_RESEND_HINT}"
         )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(

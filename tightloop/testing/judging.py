@@ -29,7 +29,7 @@ _NOT_RUN = {
     Outcome.XFAIL: "The test is marked as expected to fail. A test of the change must pass on the changed code.",
     Outcome.TIMEOUT: "The test takes longer than {limit:g} s. Make the test smaller.",
     Outcome.CRASHED: "The test ends Python before it finishes.",
-    Outcome.FAILED: "The test fails on the tree with the change: {text}. Correct the test or the code.",
+    Outcome.FAILED: "The test fails on the tree with the change: {text}. Fix the test or the code.",
 }
 
 

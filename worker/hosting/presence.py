@@ -232,7 +232,7 @@ class Presence:
         failed = sum(await asyncio.gather(*(fail(workflow_id) for workflow_id in notes.workflows)))
         if failed:
             name = notes.identity.partition("/")[0]
-            logger.warning("the worker process %s has ended, so %d of its activities are retried", name, failed)
+            logger.warning("the worker process %s exited, so %d of its activities will be retried", name, failed)
 
 
 def _make_failure(identity: str) -> Failure:

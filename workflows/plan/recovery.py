@@ -415,7 +415,7 @@ class Recovery:
         try:
             await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
         except ApplicationError:
-            workflow.logger.warning("could not add a step that resolves the failure of %s", name)
+            workflow.logger.warning("could not add a step to fix the failure of %s", name)
         number = context.schedule.find(name)
         if number is not None and not context.is_ending:
             # If no step was added, the step has no alternate and simply fails.

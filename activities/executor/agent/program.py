@@ -135,7 +135,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
             write_atomically(target, text.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
-                f"cannot write the agent's settings {target}: {error.strerror}. Free disk space or remove {home}"
+                f"cannot write the agent's settings {target}: {error.strerror}. Free up disk space or remove {home}"
             ) from None
 
 
@@ -158,8 +158,8 @@ def copy_login(source: Path, target: Path) -> None:
         os.utime(target, (read.st_atime, read.st_mtime))
     except FileNotFoundError:
         raise ExecutorError(
-            f"the login {source} is missing. Log in with the agent's own command as the worker's user, "
-            "or set executor.agents.<name>.login to false and provide a key"
+            f"the login file {source} is missing. As the user that runs the worker, log in with the agent's own "
+            "command, or set executor.agents.<name>.login to false and provide a key"
         ) from None
     except OSError as error:
         raise ExecutorError(f"cannot copy the login file {source} to {target}: {error.strerror}") from None

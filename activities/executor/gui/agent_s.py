@@ -89,7 +89,7 @@ class AgentS:
         variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
         python = find_trusted_program(self.python)
         if python is None:
-            raise DriverError(f"{self.python} was not found. Correct window.agent_s.python")
+            raise DriverError(f"{self.python} was not found. Change window.agent_s.python")
         helper = resources.files("activities.executor.gui") / "agent_s_helper.py"
         try:
             with resources.as_file(helper) as path:

@@ -345,7 +345,9 @@ def _read_hooks(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read {path} as JSON ({error}). Fix the file by hand or move it away") from None
+        raise SettingsError(
+            f"cannot read {path} as JSON ({error}). Fix the file by hand or move it out of the way"
+        ) from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} is not a JSON object. Fix the file by hand or move it away")
+        raise SettingsError(f"{path} is not a JSON object. Fix the file by hand or move it out of the way")
     return content

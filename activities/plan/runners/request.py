@@ -224,7 +224,9 @@ def _make_connection_error(url: str, error: Exception) -> WebError:
             f"the certificate of {_strip_query(url)} is invalid for this host or was issued by an unknown authority"
         )
         return WebError(
-            FailureClass.LOGIC, f"{message}. Set SSL_CERT_FILE to your authority's certificate file", requests=1
+            FailureClass.LOGIC,
+            f"{message}. Set SSL_CERT_FILE to your certificate authority's certificate file",
+            requests=1,
         )
     # Error texts of the library may contain headers.
     return WebError(FailureClass.TRANSIENT, f"cannot reach {_strip_query(url)} ({type(error).__name__})", requests=1)

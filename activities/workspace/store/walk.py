@@ -186,7 +186,7 @@ def signature_of(path: Path) -> Signature | None:
 def _read(content: bytes) -> Folder:
     body = content[len(MAGIC) + 4 :]
     if not content.startswith(MAGIC) or struct.unpack_from("<I", content, len(MAGIC))[0] != zlib.crc32(body):
-        raise ValueError("not a cache of ours, or torn")
+        raise ValueError("the file is not a tightloop cache, or is damaged")
     node_count, row_count, text_bytes = struct.unpack_from("<QQQ", body)
     rows_at = 24 + node_count * NODE.size
     text_at = rows_at + row_count * ROW.size
@@ -317,7 +317,7 @@ class Walk:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
                 f"reading the files took longer than {self._seconds:g} s and stopped at "
-                f"{_decode_path(prefix) or 'the top folder'}. Add large generated folders to .gitignore"
+                f"{_decode_path(prefix) or 'the root folder'}. Add large generated folders to .gitignore"
             )
         if depth > DEPTH_LIMIT:
             raise GitError(

@@ -142,7 +142,7 @@ def test_a_file_that_is_neither_as_before_nor_as_after_is_left_alone(tmp_path: P
 def test_another_call_under_the_same_number_is_refused(tmp_path: Path) -> None:
     made = fresh(tmp_path)
     made.use("read_file", {"path": "a.py"}, turn=1)
-    with pytest.raises(ExecutorError, match="two conversations share one session"):
+    with pytest.raises(ExecutorError, match="Two conversations are using the same session"):
         made.use("read_file", {"path": "dos.txt"}, turn=1)
 
 

@@ -320,7 +320,7 @@ def test_settings_never_leave_the_home_even_by_a_link_of_the_agents(tmp_path: Pa
 
 def test_a_login_is_copied_until_the_agent_renews_it(tmp_path: Path) -> None:
     source, target = tmp_path / "auth.json", tmp_path / "home" / ".codex" / "auth.json"
-    with pytest.raises(ExecutorError, match=r"the login .* is missing"):
+    with pytest.raises(ExecutorError, match=r"the login file .* is missing"):
         copy_login(source, target)
     source.write_text("first")
     copy_login(source, target)

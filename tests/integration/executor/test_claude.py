@@ -209,7 +209,7 @@ def test_login_is_copied_and_one_that_is_not_there_is_named(
     monkeypatch.delenv("CLAUDE_CODE_OAUTH_TOKEN", raising=False)
     credentials = tmp_path / "user" / ".claude" / ".credentials.json"
     with FakeModel(say("done")) as model:
-        with pytest.raises(ExecutorError, match=r"the login .* is missing"):
+        with pytest.raises(ExecutorError, match=r"the login file .* is missing"):
             bench.deliver(model, settings={"login": True})
         credentials.parent.mkdir(parents=True)
         login = {"accessToken": "sk-ant-oat01-copied", "refreshToken": "r", "expiresAt": 4_000_000_000_000}

@@ -255,7 +255,7 @@ def test_the_login_of_codex_is_used_and_its_shells_cannot_read_it(
     with FakeModel(
         shell("cat $CODEX_HOME/auth.json $HOME/.codex/auth.json > got.txt 2> why.txt"), say("done")
     ) as model:
-        with pytest.raises(ExecutorError, match=r"the login .* is missing"):
+        with pytest.raises(ExecutorError, match=r"the login file .* is missing"):
             bench.executor(model, login=True).execute(bench.order(), Supervision(), bench.state)
         (tmp_path / "users").mkdir()
         (tmp_path / "users" / "auth.json").write_text('{"OPENAI_API_KEY": "sk-of-the-login-0123"}')

@@ -136,7 +136,7 @@ def test_login_of_the_user_is_copied_in_place_of_a_key(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    with pytest.raises(ExecutorError, match=r"the login .* is missing"):
+    with pytest.raises(ExecutorError, match=r"the login file .* is missing"):
         bench.deliver(login=True)
     login = tmp_path / "user" / ".cursor" / "cli-config.json"
     login.parent.mkdir(parents=True)

@@ -102,13 +102,13 @@ class TestPrepare:
         (root / "sub").mkdir()
         with pytest.raises(
             NotARepositoryError,
-            match=f"sub is inside the git working tree {root}. Specify the top folder as the workspace",
+            match=f"sub is inside the git working tree {root}. Specify the root folder as the workspace",
         ):
             prepare(scope_of(root / "sub"))
         assert not state_folder(root / "sub").exists()
 
     def test_git_folder_is_refused(self, root: Path) -> None:
-        with pytest.raises(NotARepositoryError, match="Specify the top folder of the working tree"):
+        with pytest.raises(NotARepositoryError, match="Specify the root folder of the working tree"):
             prepare(scope_of(root / ".git"))
 
     def test_bare_repository_is_refused(self, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ class TestWorktree:
     def test_repository_without_commit_is_refused_with_both_ways_out(self, tmp_path: Path) -> None:
         fresh = make_repository(tmp_path / "fresh")
         prepare(scope_of(fresh))
-        with pytest.raises(WorkspaceError, match=r"needs a commit.*git .*commit.*or start without worktree"):
+        with pytest.raises(WorkspaceError, match=r"needs a commit.*git .*commit.*or start without a worktree"):
             prepare(scope_of(fresh, worktree=True))
 
 

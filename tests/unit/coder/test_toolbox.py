@@ -60,5 +60,5 @@ def test_wrong_arguments_are_a_failed_result_with_the_reason(tmp_path: Path) -> 
     assert result.failed
     assert (
         made.text(result)
-        == "invalid arguments at path: 3 is not of type 'string'. Correct the arguments and call the tool again"
+        == "invalid arguments at path: 3 is not of type 'string'. Fix the arguments and call the tool again"
     )

@@ -393,7 +393,7 @@ def create_token(
     project: Annotated[
         list[str] | None,
         Option(
-            help="Project that the token can access, as an id or a unique prefix of it. Repeatable. Default: all "
+            help="Id of a project that the token can access, or a unique prefix of the id. Repeatable. Default: all "
             "projects."
         ),
     ] = None,

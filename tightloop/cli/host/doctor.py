@@ -135,7 +135,7 @@ async def _service(settings: Settings) -> list[Finding]:
         # Missing keys are a finding of their own, and must not hide the others.
         client = await TightloopClient.connect(settings=settings, compare_keys=False)
     except TightloopError as error:
-        return [Finding("Temporal server", False, error.message, "run tightloop up, or correct temporal.address")]
+        return [Finding("Temporal server", False, error.message, "run tightloop up, or change temporal.address")]
     where = f"{address}, namespace {settings.temporal.namespace}"
     if profile_values(settings.temporal.profile, os.environ):
         where += f", using {profile_source(settings.temporal.profile, os.environ)}"

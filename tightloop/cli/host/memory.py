@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 100
 
 Project = Annotated[
-    str, Option(help="Project, as an id or a unique prefix of it. Default: the project of the current folder.")
+    str, Option(help="Id of the project, or a unique prefix of the id. Default: the project in the current folder.")
 ]
 Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 
@@ -94,9 +94,7 @@ def forget(
     context: click.Context,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of the entries to delete.")] = None,
     project: Project = "",
-    everything: Annotated[
-        bool, Option("--all", help="Delete everything that the memory stores about the project.")
-    ] = False,
+    everything: Annotated[bool, Option("--all", help="Delete all memory entries about the project.")] = False,
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:
@@ -161,7 +159,7 @@ def _memory(session: Session) -> "MemoryStore":
         from tightloop.database.memory.store import MemoryStore, memory_database
     except ImportError:
         raise ServiceUnavailableError(
-            "cannot read the memory because only the client is installed here, not the server part. Build and install "
+            "cannot read the memory because only the client is installed on this host. Build and install "
             "tightloop-server: docs/operate/install.md"
         ) from None
     # No embedder: only the search needs one, and it runs in the server part.

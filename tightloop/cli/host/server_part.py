@@ -59,11 +59,11 @@ def describe_host(session: Session) -> dict[str, Any]:
             command, env=environment_of(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ServiceUnavailableError(f"the server part did not respond within {DESCRIBE_SECONDS} s") from error
+        raise ServiceUnavailableError(f"tightloop-server did not respond within {DESCRIBE_SECONDS} s") from error
     if result.returncode != 0:
         # The server part prints its error last, after warnings of libraries.
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ServiceUnavailableError(f"the server part failed: {last.removeprefix('error: ')}")
+        raise ServiceUnavailableError(f"tightloop-server failed: {last.removeprefix('error: ')}")
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
@@ -138,8 +138,7 @@ def _module(name: str) -> tuple[str, ...]:
     arguments = module_arguments(name)
     if arguments is None:
         raise ServiceUnavailableError(
-            "only the client is installed here, not the server part. "
-            "Build and install tightloop-server: docs/operate/install.md"
+            "only the client is installed on this host. Build and install tightloop-server: docs/operate/install.md"
         )
     return arguments
 

@@ -280,13 +280,13 @@ def read_statement(content: bytes) -> Statement:
     Raises:
         ProofError: the statement is invalid or inconsistent. The message describes the first problem.
     """
-    document: Any = read_json(content, "the statement of the proof")
+    document: Any = read_json(content, "the statement in the proof")
     try:
         statement = Statement.model_validate(document)
     except ValidationError as error:
         raise ProofError(f"the proof is not a valid tightloop test result: {first_problem(error)}") from None
     for problem in _contradictions(statement):
-        raise ProofError(f"the statement of the proof contradicts itself: {problem}")
+        raise ProofError(f"the statement in the proof contradicts itself: {problem}")
     return statement
 
 

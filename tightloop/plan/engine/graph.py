@@ -251,9 +251,7 @@ def is_plain(step: Step) -> bool:
 
 def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
     if named not in index:
-        raise InvalidRequestError(
-            f"step {step.id!r} refers to {named!r}, but the plan has no such step. Correct the id"
-        )
+        raise InvalidRequestError(f"step {step.id!r} refers to {named!r}, but the plan has no such step. Fix the id")
     return index[named]
 
 

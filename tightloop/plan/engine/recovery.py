@@ -166,7 +166,7 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
     """Return the reason why a template must not expand to `count` steps, or None if it may."""
     if count < 0:
         return (
-            f"cannot expand {node.id}: for_each is not a list, or refers to a step that did not return one. Correct "
+            f"cannot expand {node.id}: for_each is not a list, or refers to a step that did not return one. Fix "
             "for_each, or return a list from that step"
         )
     if count <= budget.max_fan_out:

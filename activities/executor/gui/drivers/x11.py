@@ -148,7 +148,7 @@ class X11Driver:
         mode = X.GrabModeAsync
         if display.screen().root.grab_keyboard(True, mode, mode, X.CurrentTime) != X.GrabSuccess:
             raise NotPressedError(
-                f"another program is holding the keyboard of display {self._name}. Unlock the screen or close the "
+                f"another program has grabbed the keyboard on display {self._name}. Unlock the screen or close the "
                 "program's menu"
             )
         display.ungrab_keyboard(X.CurrentTime)
