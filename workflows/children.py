@@ -152,8 +152,8 @@ async def _run(
             cause = error.cause
             raise cause if isinstance(cause, ApplicationError) else ApplicationError(str(cause or error)) from error
     raise ActivityFailedError(
-        f"the workflow {identity}, started by a discarded run, is still open. Resume after you have terminated the "
-        f"workflow: temporal workflow terminate --workflow-id {identity}"
+        f"a discarded run started the workflow {identity}, which is still open. Terminate the workflow, then resume: "
+        f"temporal workflow terminate --workflow-id {identity}"
     )
 
 

@@ -208,7 +208,9 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
             break
     reading = read_object(call.arguments, names)
     if reading.truncated:
-        raise ToolError(f"The arguments of {call.tool} are incomplete, because they are too long. Split the call")
+        raise ToolError(
+            f"The arguments of {call.tool} are too long and were truncated. Split the call into smaller calls"
+        )
     if reading.value is None:
         raise ToolError(
             f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "

@@ -199,7 +199,7 @@ def _record_of(workspace: Path, request: RevisePlanRequest) -> StepRecord:
         record for record in open_file_records(workspace).all(request.scope.episode_id) if record.step == request.after
     ]
     if not records:
-        raise InvalidRequestError(f"step {request.after!r} has no record")
+        raise InvalidRequestError(f"there is no record of step {request.after!r}")
     return records[-1]
 
 

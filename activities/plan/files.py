@@ -83,7 +83,8 @@ def read_file(root: Path, path: str) -> bytes | None:
             raise InvalidRequestError(f"{path!r} is not a regular file")
         if state.st_size > READ_BYTES:
             raise InvalidRequestError(
-                f"{path!r} is {state.st_size} bytes long, but the limit is {READ_BYTES} bytes. Use part of the file"
+                f"{path!r} is {state.st_size} bytes long, but the limit is {READ_BYTES} bytes. Use "
+                "a smaller file, such as an excerpt"
             )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             # Bounded again, as the file may grow after fstat.

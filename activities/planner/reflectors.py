@@ -187,7 +187,9 @@ class OpenAIReflector:
     def _read(self, value: dict[str, Any]) -> Reflection:
         reflection = read_reflection(value)
         if reflection.diagnosis == self._asker.example["diagnosis"]:
-            raise UnusableAnswerError("the answer repeats the example. Reflect on the iteration in the briefing")
+            raise UnusableAnswerError(
+                "the answer repeats the example. Reflect on the iteration that the briefing describes"
+            )
         return reflection
 
     def _by_rules(

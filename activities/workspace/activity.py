@@ -106,8 +106,8 @@ class WorkspaceActivities:
             if folder and not any(path.startswith(os.fsencode(f"{folder}/")) for path in tree.entries(tree_id)):
                 self.workspaces.release(scope)
                 raise WorkspaceError(
-                    f"git has no files in the folder {folder!r} of {workspace}. Choose another folder, or remove the "
-                    "folder from .gitignore"
+                    f"the folder {folder!r} in {workspace} contains no files, or git ignores them. Specify a different "
+                    "folder, or remove the folder from .gitignore"
                 )
             file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=tree_id))
             record = ledger.record_checkpoint(

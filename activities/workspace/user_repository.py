@@ -55,8 +55,8 @@ class UserRepository:
                 and not candidate.is_relative_to(real / ".git")
             ):
                 raise WorkspaceError(
-                    f"{root} uses the git folder {candidate}, which is inside the working tree, so an agent could "
-                    "forge the git folder. Use a normal .git folder"
+                    f"{root} uses the git folder {candidate}. This folder is inside the working tree, so an agent "
+                    "could tamper with it. Use a regular .git folder at the root of the working tree"
                 )
 
     def head(self) -> str:
@@ -274,7 +274,7 @@ def _parse_entries(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, i
         raise ValueError("not an index")
     version, count = struct.unpack_from(">II", content, 4)
     if version not in (2, 3, 4) or count > len(content) // 40:
-        raise ValueError("not an index that git writes")
+        raise ValueError("not a valid git index")
     entries: list[tuple[str, int]] = []
     position, name = 12, b""
     fixed = 42 + digest_bytes

@@ -378,9 +378,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
             f"the workspace {workspace} does not exist on this host. Check the path and the worker's host"
         )
     if not workspace.is_dir():
-        raise WorkspaceError(
-            f"the workspace {workspace} is not a folder. Specify the root folder of a git working tree"
-        )
+        raise WorkspaceError(f"the workspace {workspace} is not a folder. Specify the root of a git working tree")
     # Not in the workspace, whose configuration must not be read before it is known to be trusted.
     answer = Git(Path("/"), timeout=timeout).run("version").decode("utf-8", "replace").strip()
     match = re.search(r"(\d+)\.(\d+)", answer)
@@ -411,9 +409,7 @@ def _refusal(workspace: Path) -> NotARepositoryError:
     real = workspace.resolve()
     for folder in (real, *real.parents):
         if folder.name == ".git" and _is_git_folder(folder):
-            return NotARepositoryError(
-                f"{workspace} is inside a .git folder. Specify the root folder of the working tree"
-            )
+            return NotARepositoryError(f"{workspace} is inside a .git folder. Specify the root of the working tree")
         if _is_git_folder(folder):
             return NotARepositoryError(
                 f"{workspace} is a bare git repository. Specify one of its working trees (git -C {workspace} "
@@ -422,8 +418,9 @@ def _refusal(workspace: Path) -> NotARepositoryError:
         if os.path.lexists(folder / ".git"):
             inside = real.relative_to(folder).as_posix()
             return NotARepositoryError(
-                f"{workspace} is inside the git working tree {folder}. Specify the root folder as the workspace (an "
-                f'episode or a project plan can add "folder": "{inside}"), or create a repository: git init {workspace}'
+                f"{workspace} is inside the git working tree {folder}. Specify the root of the working tree as the "
+                f'workspace. To work in the subfolder only, add "folder": "{inside}" to the episode or project plan. '
+                f"Alternatively, create a separate repository: git init {workspace}"
             )
     return NotARepositoryError(f"{workspace} is not a git repository. Create one: git init {workspace}")
 

@@ -235,8 +235,8 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Workflo
         if name in options:
             raise
         raise WrongStateError(
-            f"{name!r} is not possible: the status of {workflow.id} is {state}. "
-            f"Possible now: {', '.join(options) or 'nothing'}",
+            f"the operation {name!r} is not available while the status of {workflow.id} is {state}. "
+            f"Available operations: {', '.join(options) or 'none'}",
             state,
             options,
         ) from error

@@ -36,7 +36,12 @@ class Problem(Shown):
     title: str = Field(examples=["Conflict"])
     status: int = Field(examples=[409])
     detail: str = Field(
-        examples=["'pause' is not possible: the status of nightly-1 is succeeded. Possible now: restore, fork"]
+        examples=[
+            (
+                "the operation 'pause' is not available while the status of nightly-1 is succeeded. "
+                "Available operations: restore, fork"
+            )
+        ]
     )
     """Description of the failure and the value that caused it, followed by the next step."""
     state: str | None = None

@@ -290,8 +290,8 @@ class Caller(NamedTuple):
         bound = self.scope.person.episode
         if bound and self.episode not in ("", bound):
             raise InvalidRequestError(
-                f"the token of this connection only allows episode {bound}, but the connection names episode "
-                f"{self.episode[:120]!r}"
+                f"the connection specifies episode {self.episode[:120]!r}, but its token is only valid for episode "
+                f"{bound}"
             )
         return await self.find(bound or self.episode or await self._only_one(), EPISODES, now=True)
 

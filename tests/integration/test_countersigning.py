@@ -232,7 +232,7 @@ def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> No
     side.refuses(side.signed(side.proof.evolve(delivered_tree="e" * 40)), "the proof covers different files")
     out = side.refuses(
         side.signed(side.proof.evolve(base_tree="e" * 40)),
-        "does not contain the files that the work started from (eeeeeeeeeeee)",
+        "does not contain the initial files of the run (eeeeeeeeeeee)",
     )
     assert "tightloop proof ID --attach" in out
 
@@ -351,11 +351,11 @@ def test_hidden_scenarios_are_reproduced_if_their_bundle_is_given(side: Side, bu
     # The same scenarios, packed once more.
     side.refuses(
         content,
-        "the bundle does not contain the hidden scenarios of the proof",
+        "the bundle does not match the hidden scenarios in the proof",
         "--scenarios",
         side.folder / "scenarios.yaml",
     )
-    side.refuses(side.signed(), "but the proof has none", "--scenarios", bundle)
+    side.refuses(side.signed(), "but the proof has no hidden scenarios", "--scenarios", bundle)
     more = ScenarioResult(digest=digest, total=2, passed=2, failed_before=2)
     out = side.refuses(side.signed(add_scenarios(side.proof, more, ())), "hidden scenarios", "--scenarios", bundle)
     assert "the proof says 2 failed on the initial files, but the result on this host is 1 failed" in out

@@ -154,8 +154,8 @@ async def test_copy_does_not_start_beside_the_original(
     clone.start(copy)
     assert await clone.ended() == 1
     name, said = read_name(home), clone.log.read_text()
-    assert f"another state home uses this host's name, '{name}': worker " in said
-    assert "@original has used the name since 20" in said
+    assert f"@original uses the name of this host ('{name}') with a different state home." in said
+    assert "The worker has used the name since 20" in said
     assert f"To continue with this state home ({copy}), stop worker " in said
     assert ", then start this worker again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said

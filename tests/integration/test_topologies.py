@@ -175,14 +175,14 @@ async def test_roles_on_hosts_of_their_own_need_no_queues_from_the_client(
     await front.serve("workflows")
 
     async def warns() -> bool:
-        return "episodes will have to wait: no worker is available for workspaces" in front.told("workflows")
+        return "episodes will have to wait: no workspace worker is running" in front.told("workflows")
 
     await eventually(warns)
     client = on(hosts("desktop"))
 
     async def only_workspaces_are_missing() -> bool:
         missing = (await client.topology()).missing
-        return [sentence.partition(".")[0] for sentence in missing] == ["no worker is available for workspaces"]
+        return [sentence.partition(".")[0] for sentence in missing] == ["no workspace worker is running"]
 
     await eventually(only_workspaces_are_missing)
     await back.serve("workspace")
@@ -263,7 +263,7 @@ async def test_workers_and_clients_that_lack_the_keys_of_the_others_are_refused(
         assert "Copy the other worker's key file" in host.told("all")
 
     monkeypatch.setenv("TIGHTLOOP_HOME", str(other.home))
-    with pytest.raises(SettingsError, match=r"encrypts with key .* nothing was sent. Copy the workers' key file"):
+    with pytest.raises(SettingsError, match=r"encrypts with key .* Nothing was sent, .* Copy the workers' key file"):
         await (await TightloopClient.connect(settings=sealed)).start(green(workspace))
 
     shutil.copy(mine.home / "keys.json", other.home / "keys.json")

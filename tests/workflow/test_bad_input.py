@@ -109,8 +109,8 @@ def file_instead_of_a_folder(folder: Path) -> Path:
     [
         (no_repository, "is not a git repository. Create one: git init "),
         (nowhere, "does not exist on this host. Check the path and the worker's host"),
-        (folder_of_a_repository, "whole. Specify the root folder"),
-        (file_instead_of_a_folder, "is not a folder. Specify the root folder of a git working tree"),
+        (folder_of_a_repository, "whole. Specify the root of the working tree"),
+        (file_instead_of_a_folder, "is not a folder. Specify the root of a git working tree"),
     ],
 )
 async def test_a_workspace_that_cannot_be_used_fails_with_what_to_do(

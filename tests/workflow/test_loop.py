@@ -257,7 +257,9 @@ async def test_what_a_state_does_not_allow_is_refused_with_what_it_does(
 ) -> None:
     async with looping(task(1, "while test ! -e ../go; do sleep 0.1; done; echo > made.txt", "test -e made.txt")):
         plan_id = await planned(client, request_on(workspace, "true"))
-        with pytest.raises(InvalidRequestError, match=r"verify: the plan is DRAFT\. Possible now: dispatch, cancel"):
+        with pytest.raises(
+            InvalidRequestError, match=r"verify: the plan is DRAFT\. Available operations: dispatch, cancel"
+        ):
             await client.verify(plan_id)
         with pytest.raises(InvalidRequestError, match="parallel must be between 1 and"):
             await client.dispatch(plan_id, parallel=0)
@@ -269,7 +271,7 @@ async def test_what_a_state_does_not_allow_is_refused_with_what_it_does(
         await eventually(runs, seconds=LOOP_SECONDS)
         with pytest.raises(InvalidRequestError, match=r"dispatch: the plan is RUNNING, and 1 task has not ended"):
             await client.dispatch(plan_id)
-        with pytest.raises(InvalidRequestError, match=r"verify: the plan is RUNNING.*Possible now: cancel"):
+        with pytest.raises(InvalidRequestError, match=r"verify: the plan is RUNNING.*Available operations: cancel"):
             await client.verify(plan_id)
         await client.cancel(plan_id, "enough", by="ada")
         result = await result_of(client, plan_id)
@@ -502,7 +504,7 @@ async def test_commands_show_a_plan_and_what_can_be_done_with_it(
         assert text in shown[1]
     assert f"tightloop loop dispatch {plan_id}" in shown[1]
     assert early[0] != 0
-    assert "Possible now: dispatch, cancel" in early[1]
+    assert "Available operations: dispatch, cancel" in early[1]
     assert "1 task dispatched, 2 at a time" in dispatched[1]
     assert f"tightloop loop verify {plan_id}" in status[1]
     assert verified == (0, "the gates are running\n")

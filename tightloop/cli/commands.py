@@ -336,7 +336,7 @@ COMMANDS = (
             "replan",
             Field(
                 "source",
-                Argument(metavar="FILE", help="Complete new plan. Default: a planner writes the plan."),
+                Argument(metavar="FILE", help="Full replacement plan. Default: a planner writes the plan."),
             ),
             Field("rationale", Option(help="Reason to record.")),
             panel=RUN,

@@ -162,7 +162,7 @@ Wait = Annotated[
     bool | None,
     Option(
         "--wait/--no-wait",
-        help="Keep waiting while a person is needed. With --no-wait, exit with code 3 instead. Default: wait if the "
+        help="Keep waiting while human input is needed. With --no-wait, exit with code 3 instead. Default: wait if the "
         "output is a terminal.",
     ),
 ]

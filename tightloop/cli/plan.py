@@ -179,7 +179,7 @@ def run(
         Option(help="Accept findings of this kind without asking, for example tests_changed. Repeatable."),
     ] = None,
     scenarios: Scenarios = None,
-    goal: Annotated[str, Option(help="Goal for which a model writes the plan. Requires plans.agent_planning.")] = "",
+    goal: Annotated[str, Option(help="Have a model write a plan for this goal. Requires plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a generated id.")] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return immediately.")] = False,
     wait: Wait = None,

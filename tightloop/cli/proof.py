@@ -49,7 +49,11 @@ def proof(
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign the proof.")] = False,
     of_run: Annotated[
         str,
-        Option("--run", metavar="RUN", help="Show the proof of this earlier run. List runs with: tightloop export ID"),
+        Option(
+            "--run",
+            metavar="RUN",
+            help="Show the proof of an earlier run, specified by its run ID. List the runs with: tightloop export ID",
+        ),
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
@@ -81,7 +85,7 @@ def proof(
 
 def verify(
     context: click.Context,
-    file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
+    file: Annotated[Path, Argument(metavar="PROOF", help="File written by `tightloop proof ID --output`.")],
     repo: Annotated[Path, Option(help="Root of the git working tree that the proof must match.")] = Path(),
     alone: Annotated[bool, Option("--alone", help="Check only the proof, not the files.")] = False,
     allowed_signers: Annotated[
@@ -114,8 +118,8 @@ def verify(
         str,
         Option(
             help=(
-                "Branch or commit whose history must contain the exact files that the work started from. Otherwise, "
-                "the proof is rejected."
+                "Branch or commit whose history must contain the exact initial files of the run. Otherwise, the proof "
+                "is rejected."
             )
         ),
     ] = "",

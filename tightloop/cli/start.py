@@ -236,7 +236,7 @@ Planner = Annotated[str | None, Option(help="Planner: auto, openai or heuristic.
 Executor = Annotated[str | None, Option(help="Executor that does the work. List executors with: tightloop doctor")]
 Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is unavailable. Repeatable.")]
 Model = Annotated[str | None, Option(help="Model for the executor.")]
-Mode = Annotated[AgentMode | None, Option(help="Access of the agent to this host. Default: workspace.")]
+Mode = Annotated[AgentMode | None, Option(help="Level of access that the agent has to this host. Default: workspace.")]
 Permissions = Annotated[Verdict | None, Option(help="How to answer the agent's permission requests. Default: allow.")]
 WhenCrashed = Annotated[
     OnCrash | None, Option(help="What to do if the worker dies during a delivery. Default: retry if that is safe.")

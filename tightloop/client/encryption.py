@@ -137,7 +137,7 @@ class CheckedFailures(ScrubbedFailures):
         if not _is_authentic(checked, payload_converter):
             refused = (payload for payload in payloads_of(failure) if payload.metadata.get("encoding") == REFUSED)
             why = next((f": {payload.data.decode('utf-8', 'replace')}" for payload in refused), "")
-            return ApplicationError(f"a reported failure is not authentic{why}", type=REFUSED_TYPE)
+            return ApplicationError(f"the origin of a reported failure could not be verified{why}", type=REFUSED_TYPE)
         return super().from_failure(checked, payload_converter)
 
 

@@ -313,8 +313,9 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
 def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -> None:
     if stranger := find_stranger(calls, workers):
         raise SettingsError(
-            f"{stranger}. The worker, which polls task queue {task_queue!r}, could not read what this client sends, "
-            "so nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
+            f"{stranger}. Nothing was sent, because the worker on task queue {task_queue!r} could not decrypt data "
+            "from this client. Copy the workers' key file (keys.json) to this host, or set privacy.keys_file to the "
+            "path of the key file"
         )
 
 
@@ -379,13 +380,13 @@ class Topology:
         problems = []
         if not self.workflows:
             problems.append(
-                f"no worker is running workflows on task queue {self.main_queue!r}. Start a worker with role workflows "
-                "or all"
+                f"no worker is running workflows on task queue {self.main_queue!r}. Start a worker with the role "
+                "workflows or all"
             )
         if not self.homes:
             problems.append(
-                "no worker is available for workspaces. Start a worker with role workspace or all on the host that has "
-                "the workspaces"
+                "no workspace worker is running. Start a worker with the role workspace or all on the host that "
+                "contains the workspaces"
             )
         problems += [
             f"no worker is polling task queue {queue!r}, which the settings list under queues. Start a worker for this "

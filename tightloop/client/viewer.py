@@ -299,7 +299,7 @@ class Viewer:
         topology = await self.topology()
         if not topology.homes:
             raise ServiceUnavailableError(
-                "no worker is available for workspaces. Start a worker on the host that has the project: "
+                "no workspace worker is running. Start a worker on the host that contains the project: "
                 "tightloop up, or tightloop worker run"
             )
         if any(home not in topology.here for home in topology.homes):

@@ -58,7 +58,7 @@ _FIRST = {
 CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode and leave the files as they are", group=OptionGroup.STOP)
 _ALLOW = Option(
     name=ALLOW,
-    effect="allow the findings, and do not ask about exactly these findings again in this episode",
+    effect="allow the findings, and do not ask about the same findings again in this episode",
     group=OptionGroup.ACCEPT,
 )
 _UNDO_CHANGE = Option(

@@ -77,7 +77,8 @@ _IMPOSSIBLE = (
 _CONTINUE = Option(
     name=LIMIT,
     effect=(
-        "report that a limit stopped the agent, and tell the agent to continue (from the third time on, after a wait)"
+        "report that a limit stopped the agent, and tell the agent to continue (with a delay from the third "
+        "report onward)"
     ),
 )
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
@@ -269,7 +270,7 @@ _OPTIONS = (
     Option(
         name=RETRY,
         effect="deliver the same plan again, on top of the current files",
-        cons="effects outside the working tree may happen twice",
+        cons="side effects outside the working tree may occur twice",
     ),
     Option(name="cancel", effect="end the episode and leave the files as they are", group=OptionGroup.STOP),
 )

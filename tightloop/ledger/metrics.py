@@ -58,7 +58,9 @@ class Metric(Value):
     @model_validator(mode="after")
     def _check_metadata_size(self) -> "Metric":
         if len(json.dumps(self.metadata)) > METADATA_CHARACTERS:
-            raise ValueError(f"the metadata of a metric is longer than {METADATA_CHARACTERS} characters as JSON")
+            raise ValueError(
+                f"the metadata of a metric must not exceed {METADATA_CHARACTERS} characters when encoded as JSON"
+            )
         return self
 
 
@@ -386,4 +388,4 @@ def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, in
         count = -(-(until - first) // step)
         if count <= PERIODS_LIMIT:
             return first, step, count
-    raise AssertionError("every step divides the range into too many periods")
+    raise AssertionError(f"every available period length results in more than {PERIODS_LIMIT} periods")

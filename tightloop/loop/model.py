@@ -450,7 +450,7 @@ def check_possible(status: LoopStatus, update: str) -> None:
         return
     if update in possible:
         raise InvalidRequestError(f"{update}: the plan is paused. Send the resume signal first, or cancel the plan")
-    can = f"Possible now: {', '.join(possible)}" if possible else "The plan is closed. Start a new plan"
+    can = f"Available operations: {', '.join(possible)}" if possible else "The plan is closed. Start a new plan"
     raise InvalidRequestError(f"{update}: the plan is {status.status.value}{_why(status)}. {can}")
 
 

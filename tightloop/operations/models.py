@@ -243,7 +243,7 @@ class Replan(Request):
     """Plan revision."""
 
     source: Source = ""
-    """Complete new plan. If it is empty, a planner writes the plan."""
+    """Full replacement plan. If it is empty, a planner writes the plan."""
     rationale: Text = Field(default="", examples=["the release moved"])
     """Reason to record."""
 

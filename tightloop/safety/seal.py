@@ -150,8 +150,9 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
         )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
-            f"the input was rejected: it was sealed {abs(started - seal.issued) // 1000} s before or after the start, "
-            f"but the limit is {life} s. Compare the clocks on the hosts, or start the run again"
+            f"the input was rejected because its seal and the start of the workflow are "
+            f"{abs(started - seal.issued) // 1000} s apart. The limit is {life} s. Compare the clocks of the hosts, or "
+            "start the run again"
         )
 
 

@@ -166,7 +166,7 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
             waits = False
             while not await workers_on(Calls(client), home):
                 if not waits:
-                    logger.info("role '%s' waits up to %g s for a worker on task queue %s", role, limit, home)
+                    logger.info("role '%s' is waiting up to %g s for a worker on task queue %s", role, limit, home)
                 waits = True
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:

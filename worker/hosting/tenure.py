@@ -168,14 +168,17 @@ class TenureShare:
 
     def _refusal(self, other: Poller) -> SettingsError:
         names, adopted = " or ".join(map(repr, self.identity.names)), self.identity.adopted
-        keep = "To keep both, give this host a different name: export TIGHTLOOP_WORKER__HOST=NAME"
+        keep = "To keep both workers, give this host a different name: export TIGHTLOOP_WORKER__HOST=NAME"
         if adopted:
-            keep = f"To leave the work of {adopted[0]!r} to that worker: tightloop host adopt {adopted[0]} --release"
+            keep = (
+                f"To leave the work of host {adopted[0]!r} to worker {other.process}: "
+                f"tightloop host adopt {adopted[0]} --release"
+            )
         return SettingsError(
-            f"another state home uses this host's name, {names}: worker {other.process} has used the "
-            f"name{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home is a "
-            "copy of the other, or two hosts have the same name, so work could go to either of the two. To "
-            f"continue with this state home ({open_state_home()}), stop worker {other.process}, then start this "
+            f"worker {other.process} uses the name of this host ({names}) with a different state home. The worker has "
+            f"used the name{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home "
+            "is a copy of the other, or two hosts have the same name. Tasks could therefore reach the wrong worker. "
+            f"To continue with this state home ({open_state_home()}), stop worker {other.process}, then start this "
             f"worker again. {keep}"
         )
 

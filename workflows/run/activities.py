@@ -350,8 +350,8 @@ class ActivityRunner:
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}, and no worker is available for workspaces. Start a worker with role workspace or "
-                "all on the host that contains the workspace, then resume",
+                f"{cause.message}. No workspace worker is running. Start a worker with the role workspace or all on "
+                "the host that contains the workspace, then resume",
                 no_worker=True,
             )
         left = [home for home in homes if home not in tried_queues]

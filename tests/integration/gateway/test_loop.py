@@ -118,7 +118,7 @@ async def test_a_project_is_added_by_its_first_plan(
     async with gateway(tmp_path, client, settings) as served:
         async with served.http(served.token("anna", Role.OPERATOR)) as http:
             idle = await http.post("/api/projects", json={"workspace": str(workspace)})
-            assert (idle.status_code, "no worker is available for workspaces" in idle.json()["detail"]) == (503, True)
+            assert (idle.status_code, "no workspace worker is running" in idle.json()["detail"]) == (503, True)
             async with working(planner_of_goals(), **parts):
                 asked = {"workspace": str(workspace), "goal": "make files", "gates": [{"run": "true"}]}
                 added = await http.post("/api/projects?wait=60", json=asked)

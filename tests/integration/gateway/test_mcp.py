@@ -258,7 +258,7 @@ async def test_an_agent_is_bound_to_its_episode(
     tokens, project = Tokens(served.ledger.database), state_folder(workspace).name
     _, bound = tokens.create("bound", Role.AGENT, [project], episode=episode)
     async with over_http(served, bound, "?episode=another") as elsewhere:
-        assert f"the token of this connection only allows episode {episode}" in await refused(
+        assert f"but its token is only valid for episode {episode}" in await refused(
             elsewhere, "pause_episode", reason="x"
         )
     async with served.http(bound) as http:

@@ -177,7 +177,7 @@ def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Setti
     page.locator("summary", has_text="Add a project").click()
     page.get_by_label("Folder").fill("/srv/nowhere")
     page.get_by_role("button", name="Add and plan").click()
-    expect(page.get_by_role("status").filter(has_text="no worker is available for workspaces")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="no workspace worker is running")).to_be_visible()
     expect(page).to_have_url(f"{base(served)}/projects")
 
 

@@ -102,13 +102,13 @@ class TestPrepare:
         (root / "sub").mkdir()
         with pytest.raises(
             NotARepositoryError,
-            match=f"sub is inside the git working tree {root}. Specify the root folder as the workspace",
+            match=f"sub is inside the git working tree {root}. Specify the root of the working tree as the workspace",
         ):
             prepare(scope_of(root / "sub"))
         assert not state_folder(root / "sub").exists()
 
     def test_git_folder_is_refused(self, root: Path) -> None:
-        with pytest.raises(NotARepositoryError, match="Specify the root folder of the working tree"):
+        with pytest.raises(NotARepositoryError, match="Specify the root of the working tree"):
             prepare(scope_of(root / ".git"))
 
     def test_bare_repository_is_refused(self, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
         (called(("raed_file", "{}")), "Unknown tool 'raed_file'. Did you mean 'read_file'?"),
         (
             called(("read_file", '{"path": "a')),
-            "The arguments of read_file are incomplete, because they are too long. Split the call.",
+            "The arguments of read_file are too long and were truncated. Split the call into smaller calls.",
         ),
         (
             called(("read_file", "a.py")),

@@ -68,7 +68,7 @@ def keep(
     _context: click.Context,
     workflow: Annotated[str, Argument(metavar="ID", help="Id of an episode or a plan on this host.")],
     release: Annotated[
-        bool, Option("--release", help="End the protection, so that `tightloop gc` can remove the data.")
+        bool, Option("--release", help="Remove the protection so that `tightloop gc` can delete the data.")
     ] = False,
 ) -> None:
     from tightloop.database.ledger import local_ledger
@@ -179,7 +179,8 @@ def replay(
         Option(help="Replay all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
-        int | None, Option(min=0, help="Replay all workflows that are still open or that ended in the last N days.")
+        int | None,
+        Option(min=0, help="Number of days to look back. Replays open workflows and those that ended in this period."),
     ] = None,
     junit: Annotated[
         Path | None,

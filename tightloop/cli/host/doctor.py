@@ -283,7 +283,7 @@ def _state_folder() -> Finding:
     return Finding(
         "state folder",
         free >= FREE_BYTES,
-        f"{folder}, {free / 1e9:.1f} GB free, the state of the current folder is in {project_folder}",
+        f"{folder} has {free / 1e9:.1f} GB of free disk space. The state of the current folder is in {project_folder}",
         fix,
     )
 

@@ -63,7 +63,9 @@ def describe_host(session: Session) -> dict[str, Any]:
     if result.returncode != 0:
         # The server part prints its error last, after warnings of libraries.
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ServiceUnavailableError(f"tightloop-server failed: {last.removeprefix('error: ')}")
+        raise ServiceUnavailableError(
+            f"cannot list the executors and sandboxes of this host: {last.removeprefix('error: ')}"
+        )
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 

@@ -34,9 +34,9 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
     claimed = details.scenarios
     if not repository.has(details.base_tree):
         raise ProofError(
-            f"the repository {repository.root} does not contain the files that the work started from "
-            f"({details.base_tree[:12]}). Run tightloop proof ID --attach on the run's host, push the ref that the "
-            "command prints, and fetch the ref here"
+            f"the repository {repository.root} does not contain the initial files of the run "
+            f"({details.base_tree[:12]}). On the run's host, run tightloop proof ID --attach and push the ref that the "
+            "command prints. Then fetch the ref here"
         )
     if claimed is not None and claimed.total and scenarios is None:
         total = format_count(claimed.total, "hidden scenario")
@@ -44,11 +44,15 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
             f"the proof claims {total}, but none were provided. Provide the scenarios with --scenarios BUNDLE"
         )
     if scenarios is not None and (claimed is None or scenarios.commitment.digest != claimed.sha256):
-        has = f"the proof has {claimed.sha256[:12]}" if claimed and claimed.total else "the proof has none"
+        has = (
+            f"the digest in the proof is {claimed.sha256[:12]}"
+            if claimed and claimed.total
+            else "the proof has no hidden scenarios"
+        )
         raise ProofError(
-            "the bundle does not contain the hidden scenarios of the proof: the digest of the bundle is "
-            f"{scenarios.commitment.digest[:12]}, but {has}. Use the original bundle from `tightloop scenarios pack`, "
-            "because packing a folder again changes the digest"
+            "the bundle does not match the hidden scenarios in the proof. The digest of the bundle is "
+            f"{scenarios.commitment.digest[:12]}, but {has}. Use the original bundle from `tightloop scenarios pack`. "
+            "Packing the folder again changes the digest"
         )
     checks = tuple(
         Check(run=check.run, name=check.name, timeout_s=max(LEAST_SECONDS, 4 * check.seconds))
