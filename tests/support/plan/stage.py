@@ -5,13 +5,14 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import CheckRunner
-from activities.plan.activity import PlanActivities
+from activities.plan.activity import STEP_ACTIVITIES, PlanActivities
 from activities.plan.port import Runner
 from activities.plan.records import FileRecords, open_file_records
 from activities.plan.requests import (
@@ -37,6 +38,7 @@ from worker.composition import PlanAdapters, plan_activities
 
 PLAN_ID = "plan-0123456789ab"
 SANDBOX = SandboxSettings(unsafe_local=True)
+STEPS = {method.__name__: method for method in STEP_ACTIVITIES.values()}
 METHODS = {Capability.NONE: "pass_milestone", Capability.CHECKPOINT: "take_checkpoint"}
 
 
@@ -86,7 +88,8 @@ class Stage:
         """Run one activity in a thread-like environment with this run's id."""
         environment = ActivityEnvironment()
         environment.info = type(environment.info)(**{**environment.info.__dict__, "workflow_run_id": self.run_id})
-        answer = environment.run(getattr(self.activities, name), request)
+        method = MethodType(STEPS[name], self.activities) if name in STEPS else getattr(self.activities, name)
+        answer = environment.run(method, request)
         return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
     def run(self, step: str, attempt: int = 1, **changes: Any) -> StepResult:
