@@ -103,12 +103,12 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
         query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
         await eventually(lambda: _counts(temporal_client, query, 1))
         b = of_build(a, "B")
-        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B runs on task queues 'test-"):
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B is running on task queues 'test-"):
             await deployment.promote(temporal_client, b, 1)
-        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B runs on"):
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B is running on"):
             await deployment.ramp(temporal_client, b, 10, 1)
     # Temporal remembers the workers of A for minutes, and would accept it.
-    with pytest.raises(InvalidRequestError, match=r"no worker of \S+:A runs on"):
+    with pytest.raises(InvalidRequestError, match=r"no worker of \S+:A is running on"):
         await deployment.promote(temporal_client, a, 1)
     async with build("B") as b:
         assert "10 % of new workflows start on" in await deployment.ramp(temporal_client, b, 10, 1)

@@ -43,7 +43,7 @@ TOLD = {
     "told_without_a_pause": (r"iteration: ckpt-5:", r"unmoved: ", r"alert: unmoved sent", r"closed: SUCCEEDED"),
     "executor_missing": (r"waits: .*tightloop-sample-screen", r"iteration: ckpt-1:", r"closed: SUCCEEDED"),
     "agent_reports": (
-        r"answered: operator: done to 'the agent in the window",
+        r"answered: operator chose done for 'the agent in the window",
         r"iteration: ckpt-1:",
         r"closed: SUCCEEDED",
     ),
@@ -51,7 +51,7 @@ TOLD = {
     "coder_asks": (
         r"coder: CODING \(2 turns\)",
         r"paused: clarification: Which text\?",
-        r"answered: operator: answer",
+        r"answered: operator chose answer",
         r"coder: CODING \(.*\) > TESTING > SUCCESS",
         r"closed: SUCCEEDED",
     ),
@@ -83,10 +83,10 @@ TOLD = {
     ),
     "person_works": (
         r"paused: work: step 1 ",
-        r"answered: operator: failed to 'step 1' no time",
+        r"answered: operator chose failed for 'step 1': no time",
         r"iteration: ckpt-1: .*executor failed: operator: no time",
         r"paused: work: step 2 ",
-        r"answered: operator: done to 'step 2'",
+        r"answered: operator chose done for 'step 2'",
         r"resumed: edits to 1 file during the pause were kept",
         r"closed: SUCCEEDED",
     ),

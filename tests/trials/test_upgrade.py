@@ -169,7 +169,7 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             newer.kill()
             newer.wait(60)
             await asyncio.sleep(DEAD_SECONDS)
-            assert "no worker of tl:B runs on task queue 'tightloop'" in run(stack, "deploy", "promote", code=1)
+            assert "no worker of tl:B is running on task queue 'tightloop'" in run(stack, "deploy", "promote", code=1)
 
 
 async def old_workers_may_go(stack: Stack, older: "subprocess.Popen[bytes]", episodes: Episodes) -> None:

@@ -144,7 +144,7 @@ async def test_every_kind_of_wait_is_answered_in_three_ways(
     assert question.kind is kind
     assert option in question.names
     by = "operator" if name == "update" else "ada"
-    assert kind is QuestionKind.OPERATOR or any(line.startswith(f"{by}: {option} to ") for line in told)
+    assert kind is QuestionKind.OPERATOR or any(line.startswith(f"{by} chose {option} for ") for line in told)
 
 
 def test_every_kind_that_an_episode_asks_is_here() -> None:

@@ -91,7 +91,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert done == "the answer is 'done', so the episode continues"
     assert again.startswith("no report is expected at the moment")
-    assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
+    assert any("answered: reporting chose done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
 
 

@@ -170,7 +170,7 @@ async def test_a_persons_work_is_adopted_verified_and_recorded(
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (result.iterations, result.spent.executor_failures) == (1, 0)
     assert last.tree == result.tree
-    assert any(line.startswith("answered: ada: done to ") and "wrote it by hand" in line for line in told)
+    assert any(line.startswith("answered: ada chose done for ") and "wrote it by hand" in line for line in told)
     assert (workspace / "log.txt").read_text() == "by hand\n"
 
 
@@ -252,4 +252,4 @@ async def test_a_real_agent_process_waits_for_the_person_and_goes_on_in_its_sess
     assert (workspace / "made.txt").exists() is (answer == "allow")
     [session] = (tmp_path / "home" / "homes").glob(f"*/acp/{reports[0].resume.session_id}.log")
     assert "resumed" in session.read_text()
-    assert any(line.startswith(f"answered: ada: {answer} to ") and "echo made > made.txt" in line for line in told)
+    assert any(line.startswith(f"answered: ada chose {answer} for ") and "echo made > made.txt" in line for line in told)

@@ -158,7 +158,7 @@ async def test_edits_made_while_a_restore_waits_are_not_called_kept_and_can_be_b
     client: TightloopClient, temporal_client: Client, working: Working, request_for: Requests, workspace: Path
 ) -> None:
     async with stuck(client, temporal_client, working, request_for, workspace) as episode_id:
-        assert "restore to ckpt-1" in (await client.status(episode_id)).questions[0].title
+        assert "cannot restore ckpt-1 yet" in (await client.status(episode_id)).questions[0].title
         await client.resume(episode_id)
         await eventually(lambda: is_on_branch(client, episode_id, 2), seconds=60)
         timeline = await client.timeline(episode_id)

@@ -138,7 +138,7 @@ async def test_raw_start_under_the_id_of_a_finished_episode_hides_nothing(
     assert [one.id for one in checkpoints] == ["ckpt-0", "ckpt-1", "ckpt-2"]
     assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration", "iteration", "closed"]
     assert kept <= refs(workspace, git, name)
-    assert "reopened from ckpt-1" in sentence
+    assert sentence == f"reopened {name} (previously succeeded) from ckpt-1"
     assert (again.goal, again.status) == ("write three lines", "succeeded")
 
 

@@ -69,7 +69,7 @@ class Kind(StrEnum):
     @property
     def noun(self) -> str:
         """Noun with its article, for messages."""
-        return {"episode": "an episode", "plan": "a plan", "loop": "a project's plan"}[self.value]
+        return {"episode": "an episode", "plan": "a plan", "loop": "a project plan"}[self.value]
 
 
 KINDS = {EPISODE_WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOOP_WORKFLOW_TYPE: Kind.LOOP}

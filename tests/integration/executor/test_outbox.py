@@ -80,7 +80,7 @@ def test_each_claim_is_counted(outbox: Outbox, tmp_path: Path) -> None:
 def test_what_is_reported_is_not_delivered_again(outbox: Outbox) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     outbox.report(KEY, report())
-    with pytest.raises(DeliveryError, match="already reported"):
+    with pytest.raises(DeliveryError, match="already been reported"):
         outbox.claim(KEY, "base")
     found = outbox.get(KEY)
     assert found is not None

@@ -229,7 +229,7 @@ def test_a_worker_of_root_in_somebody_else_s_tree_is_told_to_change_that(tmp_pat
         os.chown(path, 31_415, 31_415)
     result = runner(sandbox).run(Check(run="echo b > a.txt"), tmp_path, cancelled=never, started=ignore)
     assert ended(result) is CheckStatus.FAILED
-    assert b"root cannot access the files of user 31415. Run the worker as that user]" in result.output
+    assert b"root cannot access the files of user 31415. Run the worker as user 31415]" in result.output
 
 
 def test_the_evidence_names_the_walls_and_what_they_did_not_hold(tmp_path: Path) -> None:

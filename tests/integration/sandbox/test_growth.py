@@ -106,7 +106,7 @@ def test_a_check_that_fills_the_tree_says_so(disk: Path) -> None:
     check = Check(run="mkdir out; for n in 1 2 3 4; do head -c 40000000 /dev/urandom > out/$n; done; sleep 60")
     result = runner.run(check, disk, cancelled=lambda: False, started=lambda _pid: None)
     assert result.exit_code is None
-    assert b"it added more than 67 MB to the disk, mostly in out (" in result.output
+    assert b"the program added more than 67 MB to the disk, mostly in out (" in result.output
     assert b"raise sandbox.disk_mb" in result.output
 
 

@@ -78,7 +78,7 @@ def test_a_task_with_a_full_contract_is_understood() -> None:
     assert (read.plan.artifacts[0].name, read.plan.artifacts[0].from_step) == ("sources", "rfc-collect-1")
     assert warned(read) == (
         "research-task.yaml:8:5: warning: 'status' is ignored in step 'rfc-collect-1'. "
-        "Remove it: the run tracks its state."
+        "Remove the field: the run tracks its state."
     )
 
 
@@ -93,7 +93,7 @@ def test_nodes_gates_and_memory_of_the_graph_form_are_understood() -> None:
     assert [check.prose for check in gate.checks][1] == ">= 2 independent confirmations"
     assert plan.memory == ("http3.terms", "http3.key_claims")
     assert {artifact.name: artifact.from_step for artifact in plan.artifacts}["gaps"] == "gaps-identify-1"
-    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove it: the run tracks its state."
+    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove the field: the run tracks its state."
 
 
 def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
@@ -103,7 +103,7 @@ def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
     assert research.outputs == {"cache-q1-json": "file:.cache/q1.json", "kb-q1-md": "file:kb/q1.md"}
     assert read.plan.policy.approve == ("deploy",)
     assert "build-search.json:3:3: warning: 'version' is ignored" in warned(read)
-    assert "warning: 'requireGateForProd' is ignored. Remove it: steps of kind deploy wait" in warned(read)
+    assert "warning: 'requireGateForProd' is ignored. Remove the field: steps of kind deploy wait" in warned(read)
 
 
 def test_a_subplan_of_sentences_says_that_nothing_is_done_for_them() -> None:
