@@ -166,7 +166,10 @@ def test_doctor_reports_a_missing_server_and_fails(
     assert findings["Temporal server"]["ok"] is False
     assert "tightloop up" in findings["Temporal server"]["fix"]
     assert findings["state folder"]["ok"] is True
-    assert f"The state of the current folder is in projects/{state_folder(Path.cwd()).name}" in findings["state folder"]["found"]
+    assert (
+        f"The state of the current folder is in projects/{state_folder(Path.cwd()).name}"
+        in findings["state folder"]["found"]
+    )
     assert findings["executor command"]["needed"] is True
     assert findings["executor person"] == {
         "name": "executor person", "ok": True, "found": "", "fix": "", "needed": False,

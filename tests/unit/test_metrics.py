@@ -194,5 +194,5 @@ def test_a_metric_is_a_number_from_0(value: float) -> None:
 
 
 def test_the_metadata_of_a_metric_is_bounded() -> None:
-    with pytest.raises(ValueError, match="longer than 2000 characters"):
+    with pytest.raises(ValueError, match="must not exceed 2000 characters"):
         Metric(workflow_id="e", kind=MetricKind.MEMORY_HIT, value=1, at=NOW, metadata={"text": "x" * 2_000})

@@ -171,7 +171,7 @@ async def test_a_message_starts_the_work(client: TightloopClient, working: Worki
             request_for(definition_of_done=[GREEN], executor=scripted(APPEND), attended=True)
         )
         await asked(client, episode_id)
-        assert (await client.respond(episode_id, "keep it short", by="ada")).endswith("the episode continues")
+        assert (await client.respond(episode_id, "keep it short", by="ada")).endswith("The episode continues")
         result = await client.result(episode_id)
     assert "ada: keep it short" in planner.briefings[0].notes
     assert result.qualifier == "not proven: no check ever failed"

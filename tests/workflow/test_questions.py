@@ -252,4 +252,6 @@ async def test_a_real_agent_process_waits_for_the_person_and_goes_on_in_its_sess
     assert (workspace / "made.txt").exists() is (answer == "allow")
     [session] = (tmp_path / "home" / "homes").glob(f"*/acp/{reports[0].resume.session_id}.log")
     assert "resumed" in session.read_text()
-    assert any(line.startswith(f"answered: ada chose {answer} for ") and "echo made > made.txt" in line for line in told)
+    assert any(
+        line.startswith(f"answered: ada chose {answer} for ") and "echo made > made.txt" in line for line in told
+    )

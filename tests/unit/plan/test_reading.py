@@ -93,7 +93,10 @@ def test_nodes_gates_and_memory_of_the_graph_form_are_understood() -> None:
     assert [check.prose for check in gate.checks][1] == ">= 2 independent confirmations"
     assert plan.memory == ("http3.terms", "http3.key_claims")
     assert {artifact.name: artifact.from_step for artifact in plan.artifacts}["gaps"] == "gaps-identify-1"
-    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove the field: the run tracks its state."
+    assert (
+        warned(read)
+        == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove the field: the run tracks its state."
+    )
 
 
 def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
