@@ -187,9 +187,7 @@ class OpenAIReflector:
     def _read(self, value: dict[str, Any]) -> Reflection:
         reflection = read_reflection(value)
         if reflection.diagnosis == self._asker.example["diagnosis"]:
-            raise UnusableAnswerError(
-                "the answer repeats the example. Reflect on the iteration that the briefing describes"
-            )
+            raise UnusableAnswerError("the answer repeats the example. Describe this iteration instead")
         return reflection
 
     def _by_rules(

@@ -134,7 +134,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
-    """Yield the iterations that led to a checkpoint and changed files, newest first.
+    """Yield the iterations before a checkpoint that changed files, newest first.
 
     Iterations are loaded one at a time.
     """

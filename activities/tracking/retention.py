@@ -144,7 +144,7 @@ class ProjectData:
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
 
     def rows(self, unneeded: frozenset[str]) -> int:
-        """Count the ledger and outbox rows of episodes that are no longer needed."""
+        """Count the rows that can be deleted from the ledger and the outbox."""
         deliveries = self._rows("outbox.db", "SELECT episode_id FROM delivery")
         return self._ledger.counted_rows(unneeded) + sum(key in unneeded for (key,) in deliveries)
 

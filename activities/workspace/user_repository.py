@@ -293,7 +293,7 @@ def _parse_entries(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, i
             position += (end - position + 8) & ~7
         # In a split index an entry may have no name.
         if flags & 0xFFF != min(len(following), 0xFFF) or (following and following < name):
-            raise ValueError("names are not in order")
+            raise ValueError("the index is not sorted by name")
         name = following or name
         if following:
             entries.append((os.fsdecode(following), mode))

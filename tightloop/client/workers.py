@@ -86,7 +86,7 @@ def is_live(worker: Poller) -> bool:
 
 
 class Idle(NamedTuple):
-    """The reason why the workers of a task queue receive no new work.
+    """Explains why no worker of a task queue receives new work.
 
     The workers may still continue open work that belongs to their version.
     """

@@ -78,8 +78,8 @@ ASKED_FOR_CHANGE = Option(
 WRONG_DRAFT = Option(
     name=WITHDRAW,
     effect=(
-        "withdraw all failing scenarios because they are wrong, and use only the remaining checks to prove the "
-        "work (the proof records the withdrawal)"
+        "drop all failing scenarios because they are wrong, and prove the work with the other checks (the proof "
+        "records this)"
     ),
     group=OptionGroup.ACCEPT,
 )

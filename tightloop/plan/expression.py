@@ -354,7 +354,7 @@ class Expression:
         except RecursionError:
             # The expression itself is bounded; values come from commands and models, and are not.
             raise ExpressionError(
-                "a value is nested too deeply", 1, "refer to a single field or item of the value"
+                "a value is nested too deeply", 1, "use one field or item instead of the whole value"
             ) from None
 
     def holds(self, lookup: Lookup) -> bool:

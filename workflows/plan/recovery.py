@@ -296,7 +296,7 @@ class Recovery:
             task.cancel()
 
     def stop_backing_off(self) -> None:
-        """Cancel the waits before the next attempts. The next run restarts them."""
+        """Cancel the timers of pending retries. The next run starts them again."""
         for task in self._backing_off.values():
             task.cancel()
 

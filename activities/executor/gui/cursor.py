@@ -185,7 +185,7 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Offer the message to a running conversation of the same episode.
+        """Pass the message to an open conversation of the same episode.
 
         The conversation's `stop` hook takes the message when the turn ends.
         """

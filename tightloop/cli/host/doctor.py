@@ -235,7 +235,7 @@ def _payloads(settings: Settings) -> list[Finding]:
         fix = "copy the key file from the host that has it, or run: tightloop keys new"
         return [Finding(name, False, error.message, fix), content]
     if not ring.current:
-        return [Finding(name, True, f"{sealed}. A key will be created on first use"), content]
+        return [Finding(name, True, f"{sealed}. A key will be created when one is needed"), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
     return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 
