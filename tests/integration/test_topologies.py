@@ -202,7 +202,7 @@ async def test_role_that_needs_a_state_home_is_refused_without_one(hosts: Hosts,
     assert await asyncio.to_thread(process.wait, READY_SECONDS) == 1
     said = lonely.told(role)
     assert f"error: role '{role}' needs a workspace worker" in said
-    assert "with the same TIGHTLOOP_HOME" in said
+    assert "needs a workspace worker on the same host" in said
 
 
 async def test_planner_of_another_host_is_a_question_and_one_of_this_host_works(

@@ -230,7 +230,9 @@ async def test_time_box_ends_the_tries(playing: Playing):
     assert result.outcome is PlanOutcome.FAILED
     tries = len(stage.scripted.ran)
     assert 2 <= tries <= 5
-    assert f"a: attempt {tries} of 50 is the last: the time box of 5 s leaves no time for another attempt" in timeline
+    assert (
+        f"a: attempt {tries} of 50 is the last one: the time box of 5 s leaves no time for another attempt" in timeline
+    )
 
 
 async def test_step_budget_ends_the_tries(playing: Playing):

@@ -169,7 +169,7 @@ ask("http://user@localhost:{site}/")
 """
     said = fenced(root, code, network=(f"localhost:{site}", "*.open.test", "localhost")).splitlines()
     said[8] = said[8].replace("::1", "127.0.0.1")
-    unlisted = "tightloop: sandbox.network does not list {0}. Add '{0}' to allow it"
+    unlisted = "tightloop: sandbox.network does not list {0}. To allow this host, add '{0}'"
     assert said == [
         f"/p of localhost:{site} None",
         "/t of t None",
@@ -177,7 +177,7 @@ ask("http://user@localhost:{site}/")
         "403 " + unlisted.format(f"localhost:{site + 1}"),
         unlisted.format(f"127.0.0.1:{site}"),
         unlisted.format(f"2130706433:{site}"),
-        "tightloop: sandbox.network does not list example.org:443. Add 'example.org' to allow it",
+        "tightloop: sandbox.network does not list example.org:443. To allow this host, add 'example.org'",
         "tightloop: the host api.open.test was not found",
         "tightloop: localhost resolves to the private address 127.0.0.1. Add 'localhost:443' to sandbox.network",
         "tightloop: this proxy accepts only CONNECT and http:// URLs",
