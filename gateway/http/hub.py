@@ -104,10 +104,10 @@ class Hub:
             begin = self._seen
             self._readers.setdefault(stream_filter, set()).add(reader)
         try:
-            # Gives a reader an id to resume from even if the connection is lost before the first event.
-            yield b"retry: 2000\n" + _message("ready", begin, "{}")
-            if after is not None:
-                yield await self._read_missed_events(stream_filter, after, begin)
+            missed = b"" if after is None else await self._read_missed_events(stream_filter, after, begin)
+            # `ready` carries an id to resume from before the first live event. It comes after the missed events, so that
+            # a reader that resumes from this id has received everything up to it.
+            yield b"retry: 2000\n" + missed + _message("ready", begin, "{}")
             clock = asyncio.get_running_loop().time
             until = clock() + STREAM_SECONDS
             while clock() < until:
