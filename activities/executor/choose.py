@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Unpack
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.program import local_now
 from activities.executor.command import CommandExecutor
+from activities.executor.person import PersonExecutor
 from activities.executor.port import Executor, NoExecutor
-from activities.executor.scripted import PersonExecutor, ScriptedExecutor
+from activities.executor.scripted import ScriptedExecutor
 from activities.model.gateway.wire import Gateways, GatewaySpec
 from activities.process import ProcessRequest
 from activities.sandbox.port import AgentSandbox, Sandbox, SandboxPermissions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.scripted import PersonExecutor
+from activities.executor.person import PersonExecutor
 from tests.support.orders import Supervision, order, step
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import ExecutorStatus
