@@ -105,8 +105,8 @@ class Hub:
             self._readers.setdefault(stream_filter, set()).add(reader)
         try:
             missed = b"" if after is None else await self._read_missed_events(stream_filter, after, begin)
-            # `ready` carries an id to resume from before the first live event. It comes after the missed events, because
-            # a reader that resumes from this id must have received all of them.
+            # `ready` carries an id to resume from before the first live event. It comes after the missed events: a
+            # reader that resumes from this id must have received all of them.
             yield b"retry: 2000\n" + missed + _message("ready", begin, "{}")
             clock = asyncio.get_running_loop().time
             until = clock() + STREAM_SECONDS
