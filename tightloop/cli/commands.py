@@ -132,7 +132,7 @@ COMMANDS = (
         "watch",
         "look:watch",
         "Exits with code 0 if the run succeeds without a qualifier, 4 if the run succeeds with a qualifier (for "
-        "example, not proven), and 1 otherwise. Ctrl-C does not stop the run.",
+        "example, not proven), 1 if it does not succeed, and 3 if it waits for a person. Ctrl-C does not stop the run.",
         panel=LOOK,
     ),
     Command("timeline", "look:timeline", panel=LOOK),
@@ -329,7 +329,7 @@ COMMANDS = (
             "plan run",
             "plan:run",
             "Exits with code 0 if the run succeeds without a qualifier, 4 if the run succeeds with a qualifier (for "
-            "example, not proven), and 1 otherwise. Ctrl-C does not stop the run.",
+            "example, not proven), 1 if it does not succeed, and 3 if it waits for a person. Ctrl-C does not stop the run.",
             panel=RUN,
         ),
         Verb(
