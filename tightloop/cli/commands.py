@@ -329,7 +329,8 @@ COMMANDS = (
             "plan run",
             "plan:run",
             "Exits with code 0 if the run succeeds without a qualifier, 4 if the run succeeds with a qualifier (for "
-            "example, not proven), 1 if it does not succeed, and 3 if it waits for a person. Ctrl-C does not stop the run.",
+            "example, not proven), 1 if it does not succeed, and 3 if it waits for a person. Ctrl-C does not stop the "
+            "run.",
             panel=RUN,
         ),
         Verb(
