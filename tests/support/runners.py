@@ -17,7 +17,7 @@ from tests.data.proof import Work
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("TIGHTLOOP_TEST_RUNNERS") or REPOSITORY / ".runners")
 """Read at import: a fixture takes all variables of ours away from the tests."""
-PYTHON_PACKAGES = ("tox==4.67.15", "nox==2026.10.20")
+PYTHON_PACKAGES = ("tox==4.67.15", "nox==2026.10.20", "pytest==9.0.2")
 NODE_PACKAGES = {"vitest": "4.1.12"}
 VITEST, TOX, NOX, CARGO, CTEST, MAVEN = "vitest", "tox", "nox", "cargo", "ctest", "maven"
 _DATA = json.loads((Path(__file__).parents[1] / "data" / "proof" / "runners.json").read_text())
@@ -78,7 +78,9 @@ def link_modules(project: Path) -> None:
 
 def install() -> None:
     """Install the runners that pip and npm have, where they are absent."""
-    if all((FOLDER / path).exists() for path in ("py/bin/tox", "py/bin/nox", "node_modules/.bin/vitest")):
+    if all(
+        (FOLDER / path).exists() for path in ("py/bin/tox", "py/bin/nox", "py/bin/pytest", "node_modules/.bin/vitest")
+    ):
         return
     FOLDER.mkdir(exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER / "py")], check=True)

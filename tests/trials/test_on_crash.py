@@ -156,7 +156,9 @@ async def test_ask_shows_the_evidence_and_does_what_is_answered(
         "files have changed since the delivery started" if moved else "no file has changed since the delivery started"
     )
     alive = place in (Place.STARTED, Place.WRITTEN)
-    assert question.evidence[1] == ("killed 1 process still running" if alive else "no process was still running")
+    assert question.evidence[1] == (
+        "killed 1 process that was still running" if alive else "no process was still running"
+    )
     assert question.evidence[2] == "the delivery left no report"
     assert (question.names, question.default) == (("verify", "retry", "cancel"), "verify")
     await story.client.answer(story.id, option, by="ada")

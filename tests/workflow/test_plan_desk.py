@@ -209,7 +209,7 @@ async def test_single_steps_are_run_in_a_pause(playing: Playing):
         said = await stage.plans.run_step(stage.id, "b")
         status = await stage.until(lambda status: status.counts.get("completed") == 2)
         ran = stage.scripted.names()
-        with pytest.raises(InvalidRequestError, match="run_step: b is completed"):
+        with pytest.raises(InvalidRequestError, match="run_step: step b is completed"):
             await stage.plans.run_step(stage.id, "b")
         with pytest.raises(InvalidRequestError, match="the plan has no step 'cc'"):
             await stage.plans.run_step(stage.id, "cc")

@@ -53,7 +53,7 @@ LIMIT_S = 400.0
 CONTINUED = 6
 """Deliveries of a session of the coder after the first one."""
 SKIPS = 100_000
-TIMELINE: dict[str, str] = {}
+TIMELINE = {"continues": "goes on"}
 """Kinds of timeline entries by their name on this side, where it is another one than in the recordings."""
 LEFT_OUT = frozenset({"alert"})
 """Kinds that depend on what runs beside the work."""
