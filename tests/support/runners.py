@@ -28,8 +28,11 @@ def read_works(*, honest: bool) -> list[Work]:
     works = []
     for case in _DATA["cases"]:
         if case["honest"] is honest:
-            base, write = (_with_python(files) for files in (_DATA["projects"][case["project"]], case["write"]))
-            run = ("sh", "-c", case["run"]) if "run" in case else ()
+            base, write = (
+                {path: _with_python(text) for path, text in files.items()}
+                for files in (_DATA["projects"][case["project"]], case["write"])
+            )
+            run = ("sh", "-c", _with_python(case["run"])) if "run" in case else ()
             works.append(
                 Work(
                     case["name"], case["runner"], write=write, delete=tuple(case.get("delete", ())), run=run,
@@ -39,8 +42,8 @@ def read_works(*, honest: bool) -> list[Work]:
     return works
 
 
-def _with_python(files: dict[str, str]) -> dict[str, str]:
-    return {path: text.replace("{PYTHON}", sys.executable) for path, text in files.items()}
+def _with_python(text: str) -> str:
+    return text.replace("{PYTHON}", sys.executable)
 
 
 def folders_of(runner: str) -> list[Path]:
