@@ -141,9 +141,7 @@ def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> b
     # Temporal's UI also posts payloads that were never encrypted, such as summaries; they pass through.
     plain = asyncio.run(codec.decode(payloads))
     if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
-        raise InvalidRequestError(
-            "this payload is in the external storage of another program, which tightloop cannot read"
-        )
+        raise InvalidRequestError("this payload is in another program's external storage, which tightloop cannot read")
     return _written(plain)
 
 

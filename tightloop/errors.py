@@ -321,7 +321,7 @@ class StorageFullError(TightloopError):
             writing: phrase that follows "while" in the message, such as `storing 210 bytes`.
         """
         activity = f" while {writing}" if writing else ""
-        return cls(f"the disk that contains {path} is full{activity}. Free space there, then resume. Cause: {cause}")
+        return cls(f"the disk that contains {path} is full{activity}. Free up space on it, then resume. Cause: {cause}")
 
 
 class PlannerError(TightloopError):

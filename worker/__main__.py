@@ -153,7 +153,7 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
         print(f"forgot {format_count(forgotten, 'failure')} that did not recur")
     if packages_bytes := free_packages(settings, dry_run=arguments.dry_run):
         verb = "would be freed" if arguments.dry_run else "freed"
-        print(f"{verb}: {packages_bytes / 1_000_000:.0f} MB of packages that setup commands installed")
+        print(f"{verb}: {packages_bytes / 1000000:.0f} MB of packages installed by setup commands")
 
 
 def _answer(command: str, settings: Settings) -> int:
@@ -236,18 +236,19 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
     hooks = commands.add_parser("hooks", help="show, install or remove the Cursor hooks that report deliveries")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    commands.add_parser("rerun", help="run commands on a checkout (reads JSON from standard input)")
+    commands.add_parser("rerun", help="run commands in a checkout (reads JSON from standard input)")
     commands.add_parser("reproduce", help="repeat a proof (reads JSON from standard input)")
-    commands.add_parser("take", help="take the result of a run (reads JSON from standard input)")
+    commands.add_parser("take", help="receive the result of a run (reads JSON from standard input)")
     commands.add_parser("recall", help="search the memory of a project (reads JSON from standard input)")
     commands.add_parser("demo", help="start everything and run one real episode on a sample repository")
     commands.add_parser("describe", help="print what the executors and sandboxes on this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
     again.add_argument("what", nargs="?", default="", help="a history file or the id of an episode")
     again.add_argument(
-        "--query", help="replay the workflows that match this Temporal query (default: all of this installation)"
+        "--query",
+        help="replay the workflows that match this Temporal query (default: all workflows of this installation)",
     )
-    again.add_argument("--days", type=int, help="only workflows that are open or ended in the last DAYS days")
+    again.add_argument("--days", type=int, help="only workflows that are open or that ended in the last DAYS days")
     again.add_argument("--junit", type=Path, help="write a JUnit report to this file")
     deploy = commands.add_parser("deploy", help="list worker builds, or choose which build gets new workflows")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))

@@ -438,8 +438,9 @@ def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> C
         piped = next((check.run for check in episode.definition_of_done if has_pipe(check.run)), "")
         if piped and not has_bash:
             raise InvalidRequestError(
-                f"the check {shorten(piped, 80)!r} uses a pipe, which requires {BASH}. Other shells only detect a "
-                "failure of the last command in a pipe. Install bash on this host, or write the check without a pipe"
+                f"the check {shorten(piped, 80)!r} uses a pipe, which requires {BASH}. Other shells detect a "
+                "failure only in the last command of a pipeline. Install bash on this host, or write the check "
+                "without a pipe"
             )
         if not episode.queues.executor:
             for name in (episode.executor.name, *episode.executor.fallback):

@@ -306,7 +306,7 @@ class Deployment:
                 if error.status is not RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
                     raise
         raise InvalidRequestError(
-            f"Temporal has no workers for deployment {self.name!r}. Start the workers of this build with "
+            f"Temporal has no workers for deployment {self.name!r}. Start this build's workers with "
             f"worker.deployment: {self.name}"
         )
 
@@ -545,9 +545,9 @@ async def _drain(deployment: Deployment) -> str:
         return "other builds have no open workflows, so you can stop their workers"
     lines = [_describe_open_work(build) for build in left]
     lines.append(
-        "These workflows finish on their build or move to this build with their next run, at the latest after the "
-        "current iteration. Keep the workers of these builds running until tightloop deploy status shows 0. The "
-        "workflows are compatible with this build. To move them now:"
+        "These workflows finish on their build or move to this build on their next run, no later than the end of "
+        "the current iteration. Keep the workers for these builds running until tightloop deploy status shows 0. "
+        "The workflows are compatible with this build. To move them now:"
     )
     lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)

@@ -136,8 +136,8 @@ async def serving_health(settings: Settings) -> AsyncIterator[Health]:
         server = await asyncio.start_server(lambda *ends: _answer(health, *ends), host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise SettingsError(
-            f"cannot listen on {settings.worker.health_bind}: {error}. Set worker.health_bind to an address of "
-            "this host with a free port, for example 127.0.0.1:9465. Each worker process needs its own port"
+            f"cannot listen on {settings.worker.health_bind}: {error}. Set worker.health_bind to an address on "
+            "this host and a free port, for example 127.0.0.1:9465. Each worker process needs its own port"
         ) from error
     async with server:
         yield health

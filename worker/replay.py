@@ -95,7 +95,7 @@ def read_history(path: Path) -> WorkflowHistory:
         ) from None
     except Exception as error:
         raise InvalidRequestError(
-            f"{path} is not the history of an episode ({error}). Export one with: tightloop export ID --out {path}"
+            f"{path} is not an episode history ({error}). Export one with: tightloop export ID --out {path}"
         ) from error
     started = history.events[0].workflow_execution_started_event_attributes
     if started.workflow_type.name not in WORKFLOW_TYPES:
@@ -246,9 +246,9 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
     where = f"cannot decrypt the history of {history.workflow_id}"
     if converter.payload_codec is None:
         raise SettingsError(
-            f"{where}: it was encrypted with key {', '.join(ids)}, but temporal.authenticate and privacy.encrypt are "
-            "off. Turn on one of them with the key file of the host that recorded the history, or export the history "
-            "on that host and replay the file: tightloop export ID --out FILE"
+            f"{where}: it was encrypted with key {', '.join(ids)}, but temporal.authenticate and privacy.encrypt "
+            "are off. Turn on either one, using the key file from the host that recorded the history, or export "
+            "the history on that host and replay the file: tightloop export ID --out FILE"
         )
     try:
         for event in history.events:

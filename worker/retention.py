@@ -68,7 +68,7 @@ async def keep_schedule(client: Client, settings: Settings) -> None:
             await _make(client, settings)
     except RPCError as error:
         logger.warning(
-            "cannot set up the schedule %s (%s). Nothing is freed on this host until you run tightloop gc",
+            "cannot set up the schedule %s (%s). Nothing will be freed on this host until you run tightloop gc",
             schedule_id(settings),
             error.message,
         )
@@ -155,8 +155,8 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
         # Warn only when the bound is crossed, not at every check.
         if share >= NEAR > before:
             logger.warning(
-                "%s uses %.0f %% of the space that retention.max_gb or retention.min_free_gb allows. List what would "
-                "be freed with: tightloop gc --dry-run. To free more, use --older-than, or raise the limit",
+                "%s uses %.0f%% of the space that retention.max_gb or retention.min_free_gb allows. List what "
+                "would be freed with: tightloop gc --dry-run. To free more, use --older-than, or raise the limit",
                 state_home(),
                 share * 100,
             )
@@ -232,7 +232,7 @@ async def free(
             raise
         except (OSError, SQLAlchemyError, sqlite3.Error, TightloopError) as error:
             # A damaged project must not keep the others' data.
-            return CollectionResult(folder.name, busy=f"some data was not freed because it cannot be read: {error}")
+            return CollectionResult(folder.name, busy=f"some data was not freed because it could not be read: {error}")
 
     folders = sorted((state_home() / "projects").glob("*/"))
     return [await asyncio.to_thread(collect_project, folder) for folder in folders]

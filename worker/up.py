@@ -337,8 +337,8 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
     if not problem:
         return settings
     print(
-        "No sandbox works on this host, so the sample runs without a sandbox (your own episodes would be "
-        f"rejected): {shorten(problem, 160)}"
+        "No sandbox works on this host, so the sample runs without one (your own episodes would be rejected): "
+        f"{shorten(problem, 160)}"
     )
     return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 
@@ -362,7 +362,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
         await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not watching.done():
             watching.cancel()
-            print("Stopped. The episode continues when you start again with: tightloop up")
+            print("Stopped. The episode will continue when you restart with: tightloop up")
             return 130
         status = await client.status(episode_id)
         assert isinstance(status, EpisodeStatus)
@@ -383,7 +383,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
             await waiting
         else:
             print(
-                f"\nEverything has stopped again. To look around, start `make up`, and try:\n{_next_steps(episode_id)}",
+                f"\nEverything is stopped again. To look around, run `make up`, and try:\n{_next_steps(episode_id)}",
                 flush=True,
             )
             print(f"\n{page_line(settings, private=False)}", flush=True)

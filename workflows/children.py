@@ -143,7 +143,9 @@ async def _run(
                 ) from None
             # A reset does not apply the parent close policy: a child of the discarded run still has this id.
             await workflow.get_external_workflow_handle(identity).cancel()
-            await workflow.sleep(ORPHAN_WAIT, summary=f"wait for {identity} to end, because a discarded run started it")
+            await workflow.sleep(
+                ORPHAN_WAIT, summary=f"wait for {identity} to end, which was started by a discarded run"
+            )
         except ChildWorkflowError as error:
             task = asyncio.current_task()
             # Only if this task is being cancelled: a child that was cancelled on its own has failed.

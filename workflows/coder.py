@@ -238,7 +238,7 @@ class CoderWorkflow:
 
     async def _check(self) -> CheckWorkResult:
         request = CoderRequest(scope=self._scope)
-        options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
+        options = ActivityOptions("run the definition-of-done checks", CHECK_TIMEOUT + GRACE)
         checked: CheckWorkResult = await self._runner.run(CoderActivities.check_work, request, options)
         if checked.question is not None:
             raise _DeliveryOver(ConversationEnd(EndReason.QUESTION, question=checked.question))
@@ -367,7 +367,7 @@ class CoderWorkflow:
             )
         )
 
-    @workflow.signal(description="Stop before the next turn. The episode pauses and resumes from that turn.")
+    @workflow.signal(description="Stop before the next turn. The episode pauses, and later resumes from that turn.")
     def pause(self, *_reason: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         self._pause_wanted = True
@@ -397,7 +397,7 @@ class CoderWorkflow:
         """Current state and turn, as shown by the replay tool."""
         return f"{self._progress.state.value}, turn {self._progress.turns}"
 
-    @workflow.query(description="State, turns and tokens of the delivery")
+    @workflow.query(description="The delivery's state, turn count and token usage")
     def status(self) -> CoderStatus:
         """Return a snapshot of the delivery."""
         return CoderStatus.of(

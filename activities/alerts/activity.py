@@ -159,7 +159,7 @@ class AlertActivities:
             await channel.deliver(notice)
         except NotDeliveredError as error:
             logger.warning(
-                "could not send alert %s of %s to %s: %s", notice.kind.value, notice.episode_id, channel.name, error
+                "could not send alert %s for %s to %s: %s", notice.kind.value, notice.episode_id, channel.name, error
             )
             return channel.name, error
         now = datetime.now(UTC)

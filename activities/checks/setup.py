@@ -190,8 +190,8 @@ class SandboxedSetups:
         """
         if self._sandbox.name not in MOUNTING:
             raise _SetupFailedError(
-                f"cannot run in the sandbox {self._sandbox.name}, because this sandbox cannot mount a checkout at "
-                "the path of the workspace. Run the command in the workspace yourself"
+                f"cannot run in the sandbox {self._sandbox.name}, because it cannot mount a checkout at the "
+                "workspace path. Run the command in the workspace yourself"
             )
         with owned_folder(private_folder(target.parent) / BUILDING) as building:
             checkout, result = building / "checkout", building / "result"
@@ -214,8 +214,9 @@ class SandboxedSetups:
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
             if free_cache(limit_bytes, needed_bytes=size_bytes)[0] + size_bytes > limit_bytes:
                 raise _SetupFailedError(
-                    f"installed {size_bytes / 1_000_000:.0f} MB, but the limit workspace.cached_environments_mb is "
-                    f"{self._settings.cached_environments_mb} MB. Raise the limit in the settings"
+                    f"the installation takes up {size_bytes / 1000000:.0f} MB, but "
+                    f"workspace.cached_environments_mb is limited to {self._settings.cached_environments_mb} MB. "
+                    "Raise the limit in the settings"
                 )
             for path in environments:
                 (result / "tree" / path).parent.mkdir(parents=True, exist_ok=True)

@@ -329,7 +329,7 @@ class ToolExecutor:
         try:
             # The journal knows that it started, not how far it came: a second run could do things twice.
             if record is not None and not record.path:
-                return _unknown("an earlier attempt started the program but died before the program finished")
+                return _unknown("an earlier attempt started the program but died before it finished")
             if (tool := self._tools.get(call.tool)) is None:
                 name = shorten(call.tool, NAME_CHARACTERS)
                 raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")

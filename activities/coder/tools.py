@@ -65,7 +65,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     if not grant.allowed:
         return ToolResult(f"the person left the decision to you{f': {grant.text}' if grant.text else ''}")
     if not grant.text:
-        return ToolResult("the person answered without text. Decide yourself")
+        return ToolResult("the person's answer was empty. Use your own judgment")
     return ToolResult(f"the person answered: {grant.text}")
 
 
@@ -149,7 +149,7 @@ def finish(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 @tool(
     "Stop because the task cannot be done, or because a check contradicts the task and should keep failing. A "
-    "person then decides. Do not work around such a check.",
+    "person then decides what to do. Do not work around such a check.",
     reason={"type": "string", "description": "Why, in one sentence", "minLength": 1, "maxLength": TITLE_CHARACTERS},
     left_red=optional("boolean", "true: the task is done except for a check that should keep failing"),
 )
@@ -166,7 +166,7 @@ SHOWN_FILES = 400
     "List the files of the project, except files that git ignores.",
     reads=True,
     path=optional("string", "Folder, for example src (null: all folders)"),
-    glob=optional("string", "Pattern for paths, for example **/test_*.py (null: all files)"),
+    glob=optional("string", "Path pattern, for example **/test_*.py (null: all files)"),
 )
 def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
     names = find_files(context.root, arguments["path"], arguments["glob"])
@@ -183,7 +183,7 @@ RESULTS_LIMIT = 10
 
 
 @tool(
-    "Search the memory of this project for failures, their solutions and facts.",
+    "Search this project's memory for failures, their solutions, and facts.",
     reads=True,
     query=text("An error message, or a short description of what you need"),
     limit=optional("integer", f"Null: {DEFAULT_RESULTS}", minimum=1, maximum=RESULTS_LIMIT),
@@ -191,7 +191,7 @@ RESULTS_LIMIT = 10
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Search the project memory and return the best matches first."""
     if context.memory is None:
-        return ToolResult("this project has no memory. Continue without the memory")
+        return ToolResult("this project has no memory. Continue without it")
     matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)
     return ToolResult("\n\n".join(matches) or "the memory contains nothing relevant")
 
@@ -205,7 +205,7 @@ SHOWN_CHARACTERS = 9_000
     "Read a text file with line numbers. To read an earlier result, pass its name, result:<id>.",
     reads=True,
     path=text("Path relative to the project root, or result:<id>"),
-    start=optional("integer", "First line, counted from 1 (null: the first line)", minimum=1),
+    start=optional("integer", "First line to include, 1-based (null: start of file)", minimum=1),
     end=optional("integer", "Last line (null: as many lines as fit)", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
@@ -272,7 +272,7 @@ def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
     reads=True,
     pattern=text("Regular expression in ripgrep syntax"),
     path=optional("string", "Folder or file, for example src (null: all files)"),
-    glob=optional("string", "Pattern for paths, for example **/*.py (null: all files)"),
+    glob=optional("string", "Path pattern, for example **/*.py (null: all files)"),
     literal=optional("boolean", "true: treat the pattern as plain text"),
     ignore_case=optional("boolean", "true: ignore case"),
     context=optional("integer", "Lines shown around each match (null: 0)", minimum=0, maximum=10),

@@ -101,7 +101,7 @@ class Outbox:
             # In one transaction with the claim, so that no report can come in between.
             if _existing(connection, key).state is DeliveryState.REPORTED:
                 raise DeliveryError(
-                    f"delivery {key!r} has already been reported and must not be executed again. Read the report"
+                    f"delivery {key!r} has already been reported and must not be processed again. Read the report"
                 )
             connection.execute("UPDATE delivery SET state = ? WHERE key = ?", (DeliveryState.CLAIMED, key))
             connection.execute(

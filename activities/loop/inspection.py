@@ -217,7 +217,7 @@ class InspectionActivities:
             raise InvalidRequestError(f"no such episode in this project: {name!r}. List episodes with: tightloop list")
         ends = [event.text for event in ledger.events(name) if event.kind == "closed"]
         if not ends:
-            raise InvalidRequestError(f"{name} has not ended. Wait for {name} to end, or inspect the project instead")
+            raise InvalidRequestError(f"{name} has not ended yet. Wait for it to end, or inspect the project instead")
         state = get_model(store, records[-1].state, CheckpointFile).state if records[-1].state is not None else None
         episode_request = (
             get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None

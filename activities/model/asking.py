@@ -308,7 +308,8 @@ def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: P
     if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
         raise PlannerError(
             "the prompt was not sent: its privacy level is unknown, and privacy.prompts is 'summary' for at least "
-            "one project. Set privacy.prompts to 'redacted' or 'full', or turn off this use of a model"
+            "one project. Set privacy.prompts to 'redacted' or 'full', or disable the feature that uses the model "
+            "here"
         )
     return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
 

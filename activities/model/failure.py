@@ -38,7 +38,7 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
     """Create the error for a response that exceeds the size limit."""
-    return PlannerError(f"model {model}: {error}. Check the base URL, and make sure that no proxy interferes")
+    return PlannerError(f"model {model}: {error}. Check the base URL, and make sure that no proxy is interfering")
 
 
 def translate_error(error: openai.APIError, model: str) -> TightloopError:

@@ -225,7 +225,7 @@ class _Reader:
         self.at = end + 1
         # A string that begins with a comma was opened by the closing quote of the one before.
         if self.text[start:end].lstrip().startswith(tuple(_COMMAS)):
-            raise Malformed(f"the quotes before {start} do not match")
+            raise Malformed(f"unbalanced quotes before {start}")
         return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:

@@ -122,9 +122,7 @@ class PlanCache:
             ArtifactMissingError: the scope has no plan, or the store does not contain it.
         """
         if scope.plan is None:
-            raise ArtifactMissingError(
-                f"plan {scope.episode_id} has no stored revision, because the plan was never opened"
-            )
+            raise ArtifactMissingError(f"plan {scope.episode_id} has no stored revision because it was never opened")
         key = (scope.workspace, scope.plan.sha256)
         # Under the lock: hundreds of first steps at once must not each parse a plan of 10 000 steps.
         with self._lock:

@@ -112,7 +112,7 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
     message = PlanMessage(
         steps=tuple(PlannedStep(title=f"Do what was requested: {shorten(text, 300)}") for text in briefing.asked_for),
         reflection=Reflection(
-            diagnosis="the checks pass, but a person requested more work",
+            diagnosis="the checks pass, but someone asked for more work",
             action_items=("do what was requested", "keep the checks green"),
         ),
         alignment=Alignment(answer="yes", rationale="a person requested it"),

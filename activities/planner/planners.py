@@ -126,7 +126,9 @@ class OpenAIPlanner:
         if not (plan.steps or ends):
             gaps.append("`steps` is empty. Provide at least one step, or set `claims_done`, `gave_up` or `impossible`")
         if len(plan.steps) > STEPS_LIMIT:
-            gaps.append(f"`steps` has {len(plan.steps)} items. Use at most {STEPS_LIMIT}, all for one cause")
+            gaps.append(
+                f"`steps` has {len(plan.steps)} items. Use at most {STEPS_LIMIT}, all addressing the same cause"
+            )
         gaps.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
         # All at once, because every further question is paid.
         problems = [*problems_of(*_closing(plan)), *gaps, *_not_runnable(plan, briefing.programs)]
@@ -289,8 +291,8 @@ def _repeat_solutions(
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"{recollections[0].check!r} is part of the definition of done, and this fix made the "
-            "check pass before",
+            rationale=f"{recollections[0].check!r} is part of the definition of done, and this fix has made it pass "
+            "before",
         ),
     )
     followed = tuple(pattern.id for pattern in patterns)

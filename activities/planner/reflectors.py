@@ -143,7 +143,7 @@ def _by_check(checks: CheckReport | None) -> list[str]:
         if result.status is CheckStatus.NOT_FOUND:
             actions.append(f"install the program that '{result.name}' requires, or correct the command")
         elif result.status is CheckStatus.TIMED_OUT:
-            actions.append(f"find what hangs in '{result.name}'")
+            actions.append(f"find out what is hanging in '{result.name}'")
         else:
             causes = ", ".join(result.failing[:CHECKS_NAMED])
             actions.append(f"make '{result.name}' pass" + (f", starting with {causes}" if causes else ""))

@@ -111,7 +111,7 @@ class ScenarioWriter:
         ]
         if not agreed:
             count = format_count(len(drafts), "draft")
-            return DraftAnswer(None, f"the second answer of the model agrees with none of the {count}", usage)
+            return DraftAnswer(None, f"the model's second answer does not match any of the {count}", usage)
         return DraftAnswer(_bundle_of(agreed), usage=usage)
 
     def _usable(self, drafts: Iterable[_Draft], root: Path) -> tuple[_Draft, ...]:
@@ -247,7 +247,7 @@ class CheckWriter:
         answer = _Answer.model_validate(value)
         problems = [] if answer.cannot else list(_problems_of(answer))
         if answer.cannot and not answer.reason.strip():
-            problems.append("`reason` is empty. State in one sentence why no command can observe the goal")
+            problems.append("`reason` is empty. State in one sentence why no command can check the goal")
         if problems:
             raise UnusableAnswerError(*problems)
         if answer.run == self._asker.example["run"] and answer.content == self._asker.example["content"]:

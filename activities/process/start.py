@@ -504,7 +504,8 @@ def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     for name in request.environment:
         if _SECRET.search(name):
             raise ValueError(
-                f"the environment of a child process must not contain {name}, because this name looks like a secret"
+                f"the environment of a child process must not contain {name}, because the name suggests that it "
+                "holds a secret"
             )
     allowed = INHERITED if request.inherit else NEEDED
     inherited = {

@@ -204,7 +204,7 @@ class Runs:
         outcomes = []
         for number, run in enumerate(checks, start=1):
             check = Check(run=run.run, name=run.name, timeout_s=2 * run.duration_s + 30)
-            self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "proof of what it shows, check"))
+            self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "check what the tests show"))
             outcomes.append((run, *self.run_observed_check(check, room, view, ())))
         return outcomes
 

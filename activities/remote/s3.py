@@ -95,8 +95,8 @@ def _open(settings: RemoteSettings) -> "S3Store":
         from obstore.store import S3Store
     except ImportError:
         raise SettingsError(
-            f"remote.bucket is {settings.bucket!r}, but the package obstore is not installed. Install obstore on "
-            "every host with workspaces: pip install obstore"
+            f"remote.bucket is {settings.bucket!r}, but the obstore package is not installed. Install it on every "
+            "host with workspaces: pip install obstore"
         ) from None
     config: S3Config = {"region": settings.region}
     if settings.endpoint:

@@ -186,7 +186,11 @@ class CodeScanner:
         try:
             return review()
         except OutOfTimeError:
-            return (_not_read(files, Layer.AST, f"the rules took longer than {READING_BOUND.total_seconds():g} s"),)
+            return (
+                _not_read(
+                    files, Layer.AST, f"evaluating the rules took longer than {READING_BOUND.total_seconds():g} s"
+                ),
+            )
 
     def _by_bandit(self, files: Sequence[CodeFile]) -> Iterator[Finding]:
         sides: list[tuple[CodeFile, list[tuple[Issue, str]], Counter[tuple[str, str]]]] = []

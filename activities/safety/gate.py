@@ -137,5 +137,5 @@ class AlignmentChecker:
         if judge is None:
             return JudgeAnswer(note="this planner has no model to judge the findings")
         if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-            return JudgeAnswer(note="privacy.prompts is summary, so the evidence cannot be sent to a model")
+            return JudgeAnswer(note="privacy.prompts is set to summary, so the evidence cannot be sent to a model")
         return await judge.judge(briefing.evolve(findings=findings))

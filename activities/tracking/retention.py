@@ -398,7 +398,7 @@ def collect(
             left.free_folders(left.folders(unneeded))
             left.free_rows(unneeded)
     except WorkspaceLockedError:
-        return replace(freed, busy="a working tree is in use. A later run will free the trees")
+        return replace(freed, busy="a working tree is in use. A later run will free it")
     return freed
 
 

@@ -35,7 +35,7 @@ def root_of(scope: EpisodeScope) -> Path:
         return Path(scope.workspace)
     if not _NAME.fullmatch(scope.holder):
         raise WorkspaceError(
-            f"{scope.holder[:80]!r} is not a valid worktree name. Use letters, digits, '-', '_' and single '.'"
+            f"{scope.holder[:80]!r} is not a valid worktree name. Use letters, digits, '-', '_' and single dots"
         )
     return state_folder_of(scope) / "worktrees" / scope.holder
 

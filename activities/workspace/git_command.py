@@ -292,8 +292,8 @@ def private_config(repository: UserRepository) -> str:
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
         raise WorkspaceError(
-            f"{repository.root} stores its references in the format {local['extensions.refstorage']!r:.40}, but "
-            "only the format 'files' is supported"
+            f"{repository.root} stores its references in the {local['extensions.refstorage']!r:.40} format, but "
+            "only the 'files' format is supported"
         )
     sha256 = local.get("extensions.objectformat") == "sha256"
     lines = ["[core]", f"repositoryformatversion = {int(sha256)}", "bare = false", "autocrlf = false"]

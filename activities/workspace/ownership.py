@@ -60,7 +60,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
                 holder = path.read_text()
             raise WorkspaceLockedError(
                 f"another attempt (process {holder or 'unknown'}) is still using {what} after "
-                f"{wait.total_seconds():g} s. Temporal will retry. If that process hangs, kill the process"
+                f"{wait.total_seconds():g} s. Temporal will retry. If that process hangs, kill it"
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:
@@ -141,7 +141,7 @@ class OwnedProcesses:
         while running := {process for entry in noted for process in _running(entry)}:
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(process.pid) for process in running)
-                raise WorkspaceLockedError(f"process {pids} of an earlier attempt is still running. Kill the process")
+                raise WorkspaceLockedError(f"process {pids} from an earlier attempt is still running. Kill the process")
             self._ended |= running
             for process in running:
                 with contextlib.suppress(psutil.Error):

@@ -62,7 +62,7 @@ class CommittedResult(NamedTuple):
             rebase = f"git rebase {self.onto} {self.branch}"
             parts.append(f"{self.onto} has moved since the run started. Rebase first: {rebase}")
         if self.left_out:
-            parts.append(f"Files of submodules are not in the commit: {', '.join(self.left_out)}")
+            parts.append(f"Submodule files are not in the commit: {', '.join(self.left_out)}")
         return ". ".join(parts)
 
 
@@ -141,8 +141,8 @@ class _Staging:
         filters = self._filters([change.path for change in changes])
         if refused := sorted(path for path, value in filters.items() if value != _LARGE):
             raise WorkspaceError(
-                f"{format_paths(refused, SHOWN)}: .gitattributes specifies a filter program, which tightloop does not "
-                "run, so nothing was committed. Take the changes as a patch: tightloop result ID --patch"
+                f"{format_paths(refused, SHOWN)}: .gitattributes specifies a filter program, which tightloop does "
+                "not run, so nothing was committed. Get the changes as a patch: tightloop result ID --patch"
             )
         differing = [change.path for change in changes if not self._is_based_on_commit(change, filters)]
         if differing:
@@ -270,7 +270,7 @@ def take_result(workspaces: "Workspaces", request: TakeRequest) -> str:
         return _attach_proof(store, request)
     before, after = (store.reference(f"refs/tightloop/{request.run}/{name}") for name in (BASE, RESULT))
     if not before or not after:
-        raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has a result")
+        raise WorkspaceError(f"{request.run} has no result on this host. Only successful runs have a result")
     if request.branch:
         title = request.title or request.run
         message = result_message(title, request.status, request.qualifier, request.reason)

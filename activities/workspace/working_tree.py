@@ -300,8 +300,8 @@ class WorkingTree(CheckedTree):
         """Restore `tree` on disk. `actual` is the tree that was last read from disk."""
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
-                f"the store {self._store.folder} does not contain the tree {tree}. Check that this worker "
-                "runs on the episode's host with its state folder, or choose another checkpoint"
+                f"the store {self._store.folder} does not contain the tree {tree}. Check that this worker runs on "
+                "the episode's host and uses that host's state folder, or choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
             if actual == tree:
@@ -389,7 +389,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     repository = UserRepository(workspace)
     if not is_trusted(repository.folder, workspace):
         raise WorkspaceError(
-            f"{workspace} belongs to another user, so git does not trust the folder. Trust the folder: git config "
+            f"{workspace} belongs to another user, so git does not trust it. To trust it, run: git config "
             f"--global --add safe.directory {workspace}"
         )
     if not _is_git_folder(repository.common):

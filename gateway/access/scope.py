@@ -283,7 +283,7 @@ def require_all_projects(scope: Scope, what: str) -> None:
     """
     if scope.person.projects:
         raise RefusedError(
-            HTTPStatus.FORBIDDEN, f"{what} requires a token for all projects. Ask an operator who has such a token"
+            HTTPStatus.FORBIDDEN, f"{what} requires a token for all projects. Ask an operator who has one"
         )
 
 
@@ -303,7 +303,8 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
         return
     if scope.person.projects:
         raise InvalidRequestError(
-            "choosing an id requires a token for all projects. To avoid starting a run twice, send an Idempotency-Key"
+            "choosing an id requires a token that covers all projects. To avoid starting a run twice, send an "
+            "Idempotency-Key instead"
         )
     with suppress(EpisodeNotFoundError):
         entry = await asyncio.to_thread(scope.ledger.workflow, new_id)

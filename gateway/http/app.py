@@ -117,8 +117,8 @@ def _broken(_: Request, error: Exception) -> Response:
     return problem(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "failed",
-        f"the gateway failed with {type(error).__name__}. Try again. If it fails again, report the error with the "
-        "gateway log",
+        f"the gateway failed with {type(error).__name__}. Try again. If it fails again, report the error and "
+        "include the gateway log",
     )
 
 

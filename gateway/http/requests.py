@@ -36,7 +36,7 @@ ProjectFilter = Annotated[
     Query(
         max_length=80,
         pattern=r"^[A-Za-z0-9-]*$",
-        description="Only items of this project.",
+        description="Only items in this project.",
         examples=["orders-0123456789abcdef"],
     ),
 ]
@@ -61,7 +61,7 @@ NewId = Annotated[
     str | None,
     Query(
         max_length=100,
-        description="Id to use instead of a generated one. Requires a token for all projects.",
+        description="Id to use instead of a generated one. Requires a token that covers all projects.",
         examples=["nightly-1"],
     ),
 ]

@@ -30,8 +30,9 @@ class Comparison(Value):
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
-        description="HIGH, MEDIUM or LOW. For consecutive checkpoints, this is the tracker's class of the iteration. "
-        "For other checkpoints, it depends on the share of unchanged lines: HIGH from 0.6, MEDIUM from 0.4."
+        description="HIGH, MEDIUM or LOW. For consecutive checkpoints, this is the class the tracker assigned to the "
+        "iteration. For other checkpoints, it depends on the share of unchanged lines: HIGH at 0.6 or above, "
+        "MEDIUM at 0.4 or above."
     )
     cut: bool = Field(default=False, description="True if the patch was truncated.")
 
@@ -170,7 +171,7 @@ async def send_message(
         Field(
             min_length=1,
             max_length=MESSAGE_CHARACTERS,
-            description="A report follows the template of plan requests, from [📂 PROJECT] to [✅ ALIGNMENT_CHECK].",
+            description="A report follows the plan request template, from [📂 PROJECT] to [✅ ALIGNMENT_CHECK].",
         ),
     ],
 ) -> Ack:
@@ -178,7 +179,7 @@ async def send_message(
     episode, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
-        return Ack(ack="a person was asked. The episode pauses at the next safe point")
+        return Ack(ack="a person has been asked. The episode will pause at the next safe point")
     status = await _status_of(caller, episode)
     question = awaited_work(status)
     # A late report becomes a note: the agent must not send it again as the report on the present work.
@@ -204,7 +205,7 @@ async def send_message(
 async def pause_episode(
     caller: Caller,
     reason: Annotated[
-        Text, Field(min_length=1, description="Reason to show to a person.", examples=["the API key is missing"])
+        Text, Field(min_length=1, description="Reason to show to the user.", examples=["the API key is missing"])
     ],
 ) -> EpisodeNamed:
     """A person is asked to look at the episode."""
@@ -247,13 +248,15 @@ async def start_episode(
     ] = "",
     scenarios: Annotated[
         HiddenScenarios | None,
-        Field(description="Hidden scenarios of the owner, as printed by `tightloop scenarios pack`."),
+        Field(description="The owner's hidden scenarios, as printed by `tightloop scenarios pack`."),
     ] = None,
     key: Annotated[
         str,
         Field(
             max_length=200,
-            description="Repeating a call with the same key starts nothing new. Use a new key for a different call.",
+            description=(
+                "Repeating a call with the same key does not start anything new. Use a new key for a different call."
+            ),
         ),
     ] = "",
 ) -> Started:
@@ -285,7 +288,7 @@ async def list_workflows(
     caller: Caller,
     kind: Annotated[
         Literal["", "episode", "plan", "loop"],
-        Field(description="loop is a plan of the project loop. Leave it empty for all kinds."),
+        Field(description="`loop` means plans of the project loop. Leave it empty for all kinds."),
     ] = "",
     status: Annotated[str, Field(pattern="^[a-z_]*$", max_length=40, examples=["paused"])] = "",
     text: Annotated[str, Field(max_length=200, description="Part of the id or the goal.")] = "",

@@ -170,7 +170,7 @@ async def plan(actor: ActionContext) -> ActionResult:
     # The next page reads the ledger, where the plan appears with its first activity.
     await _wait_for_record(actor, plan_id)
     return ActionResult(
-        f"/projects/{project.id}", "The project is being inspected and planned. Nothing is started yet."
+        f"/projects/{project.id}", "The project is being inspected and planned. Nothing has been started yet."
     )
 
 
@@ -189,10 +189,10 @@ async def add(actor: ActionContext) -> ActionResult:
     line = await _wait_for_record(actor, plan_id)
     if line is None:
         return ActionResult(
-            "/projects", f"{plan_id} inspects {workspace}. The project appears here once a worker starts."
+            "/projects", f"{plan_id} is inspecting {workspace}. The project will appear here once a worker starts."
         )
     return ActionResult(
-        f"/projects/{line.project}", "The project is being inspected and planned. Nothing is started yet."
+        f"/projects/{line.project}", "The project is being inspected and planned. Nothing has been started yet."
     )
 
 

@@ -133,7 +133,7 @@ def test_countersignature_alone_proves_nothing(side: Side, countersigned: bytes)
     alone = to_json(envelope.evolve(signatures=envelope.signatures[1:])).encode()
     for options in ([], ["--unsigned"], ["--require", "countersigned"]):
         code, out = side.verify(alone, *options)
-        assert (code, "the first signature of the proof is missing" in out) == (1, True)
+        assert (code, "the proof's first signature is missing" in out) == (1, True)
 
 
 def test_countersignature_of_another_proof_is_refused(side: Side, countersigned: bytes) -> None:
@@ -168,7 +168,7 @@ def test_neither_key_can_do_the_work_of_the_other(side: Side, tmp_path: Path) ->
             "the proof says passed (unittest 4 passed, 0 failed, 0 skipped), but the result on this host is passed",
         ),
         ("skipped", 1, "1 skipped), but the result on this host is"),
-        ("namesSha256", "0" * 64, "the unittest tests have different names, although their number is the same"),
+        ("namesSha256", "0" * 64, "the unittest tests have different names, although there are just as many of them"),
     ],
 )
 def test_other_tests_than_those_of_the_proof_are_told(side: Side, field: str, value: object, said: str) -> None:
@@ -217,7 +217,9 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
     forged = side.proof.evolve(
         runs=side.proof.runs[:1], findings=(), changed=(), changed_count=0, verdict=ProofVerdict.PROVEN
     )
-    out = side.refuses(side.signed(forged), "the proof lacks a required run of the checks (with the original tests)")
+    out = side.refuses(
+        side.signed(forged), "the proof is missing a required run of the checks (with the original tests)"
+    )
     assert (
         "changed files that decide a check: the proof says no other file, but the result on this host is tests/" in out
     )

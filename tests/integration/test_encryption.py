@@ -297,7 +297,7 @@ async def test_after_a_rotation_old_histories_are_read_and_replayed_and_new_ones
     without = new_ring()
     with pytest.raises(SettingsError, match=f"cannot decrypt the history of .*: .*{old.current}"):
         await replay(history, sealing_converter(codec_of(without)))
-    with pytest.raises(SettingsError, match=r"Turn on one of them with the key file"):
+    with pytest.raises(SettingsError, match=r"Turn on either one, using the key file"):
         await replay(history)
 
 

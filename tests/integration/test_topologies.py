@@ -223,7 +223,7 @@ async def test_planner_of_another_host_is_a_question_and_one_of_this_host_works(
         return status.questions[0].title if status.questions else ""
 
     title = await eventually(asks, seconds=60)
-    assert f"The worker of task queue '{llm}' must run on the host of the workspace" in title
+    assert f"The worker for task queue '{llm}' must run on the workspace's host" in title
     await client.cancel(episode_id)
     await client.result(episode_id)
 

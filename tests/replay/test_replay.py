@@ -238,7 +238,7 @@ def test_file_that_is_no_history_is_refused_with_the_way_to_one(tmp_path: Path, 
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidRequestError) as refused:
         read_history(path)
-    assert refused.value.message.startswith(f"{path} is not the history of an episode (")
+    assert refused.value.message.startswith(f"{path} is not an episode history (")
     assert why in refused.value.message
     assert refused.value.message.endswith(f"Export one with: tightloop export ID --out {path}")
 

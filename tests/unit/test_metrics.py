@@ -189,7 +189,7 @@ def test_a_range_ends_after_it_begins() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_a_metric_is_a_number_from_0(value: float) -> None:
-    with pytest.raises(ValueError, match="must be a finite number of at least 0"):
+    with pytest.raises(ValueError, match="must be a finite number greater than or equal to 0"):
         Metric(workflow_id="e", kind=MetricKind.MEMORY_HIT, value=value, at=NOW)
 
 

@@ -40,11 +40,11 @@ TEXTS = {
     "chain": (chain(150), "nested deeper than 100 levels"),
     "deep": ("a: " + "[" * 20_000, "nested deeper than 100 levels"),
     "deep in blocks": ("- " * 5_000, "nested deeper than 100 levels"),
-    "endless list": ("a: &a [*a]\n", "must come after its complete anchor"),
-    "endless merge": ("a: &a {<<: *a}\n", "must come after its complete anchor"),
+    "endless list": ("a: &a [*a]\n", "is used before its anchor is complete"),
+    "endless merge": ("a: &a {<<: *a}\n", "is used before its anchor is complete"),
     "endless under a name used before": (
         "b: &a [x]\na: &a [*a]\n",
-        "must come after its complete anchor|second occurrence",
+        "is used before its anchor is complete|second occurrence",
     ),
 }
 

@@ -453,7 +453,7 @@ async def test_a_full_disk_pauses_until_a_person_has_made_room(
     assert status.questions
     assert status.questions[0].kind is QuestionKind.FATAL
     assert "is full" in status.questions[0].title
-    assert "Free space there" in status.questions[0].title
+    assert "Free up space on it" in status.questions[0].title
     assert status.questions[0].default == "retry"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"

@@ -110,7 +110,7 @@ async def test_drafts_that_fail_at_the_start_or_have_to_stay_are_part_of_the_pro
 
 @pytest.mark.parametrize(
     ("prints", "reason"),
-    [(["44", ""], "the second answer of the model agrees with none of the 2 drafts"), (["43"], "no usable answer")],
+    [(["44", ""], "the model's second answer does not match any of the 2 drafts"), (["43"], "no usable answer")],
 )
 async def test_drafts_without_a_second_answer_that_agrees_do_not_count(
     client: TightloopClient, working: Working, adding: Requests, workspace: Path, prints: list[str], reason: str

@@ -171,7 +171,7 @@ async def test_full_disk_of_a_server_costs_nothing_but_the_memory(
     disk.parent.rmdir()
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
     [said] = told
-    assert "Free space there" in said
+    assert "Free up space on it" in said
 
 
 @pytest.mark.parametrize("state", ["damaged", "newer", "full"])
@@ -181,7 +181,7 @@ async def test_file_in_a_wrong_state_costs_nothing_but_the_memory(
     expected = {
         "damaged": "is damaged",
         "newer": "Upgrade this worker",
-        "full": "Free space there",
+        "full": "Free up space on it",
     }
     with _prepared(home / FILE, tmp_path / "disk", state):
         async with working():

@@ -98,7 +98,7 @@ async def test_a_file_that_is_no_history_ends_with_a_sentence(tmp_path: Path) ->
     (tmp_path / "notes.json").write_text("notes")
     done = await run_replay(tmp_path, str(tmp_path / "notes.json"))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'notes.json'} is not the history of an episode")
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'notes.json'} is not an episode history")
     assert "Traceback" not in done.stderr
 
 
@@ -149,7 +149,7 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     off = await run_replay(tmp_path, str(sealed), **plain)
     another = await run_replay(tmp_path, str(sealed), **on["with_another"])
     assert told.returncode == 0, told.stderr
-    for done, advice in ((off, "Turn on one of them with the key file"), (another, "Copy the key file")):
+    for done, advice in ((off, "Turn on either one, using the key file"), (another, "Copy the key file")):
         assert done.returncode == 1
         assert done.stdout == ""
         [line] = done.stderr.splitlines()

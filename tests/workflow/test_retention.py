@@ -102,7 +102,7 @@ async def test_trees_that_somebody_holds_are_left_for_a_later_run(
         busy = collect(folder, known, older_than=30 * DAY, dry_run=False)
         assert trees(folder) == {episode_id}
     free = collect(folder, known, older_than=30 * DAY, dry_run=False)
-    assert busy.busy == "a working tree is in use. A later run will free the trees"
+    assert busy.busy == "a working tree is in use. A later run will free it"
     assert busy.rows == 0
     assert (free.episodes, free.busy, trees(folder)) == ((episode_id,), "", set())
 

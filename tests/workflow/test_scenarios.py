@@ -71,7 +71,7 @@ async def test_failed_scenarios_are_counted_for_the_planner_and_then_a_question(
     assert not any(word in line for line in question.evidence for word in ("hidden/", SECRET))
     notes = [note for briefing in planner.briefings for note in briefing.notes]
     assert notes[:2] == [f"Success was not accepted: {question.title}"] * 2
-    assert any("The planner was told (report 2 of 2)" in line for line in timeline)
+    assert any("The planner was notified (report 2 of 2)" in line for line in timeline)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.reason == "all checks pass: 1/1, also 2 hidden scenarios"
     proof = proof_of(workspace, result.proof)

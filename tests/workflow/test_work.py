@@ -109,7 +109,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
     assert meanwhile.questions == (asked,)
     assert meanwhile.pause_requested
     assert asked.names == ("wait", "end")
-    assert "the pause begins when the running work ends: check: touch half-done" in asked.title
+    assert "the pause takes effect when the running work finishes: check: touch half-done" in asked.title
     assert told.endswith(
         "will stop and the episode will pause" if answer == "end" else "will pause when the running work ends"
     )

@@ -145,7 +145,7 @@ def setup_question(setup: Setup, *, blocks: str, cancel: Option) -> Question:
             ),
             Option(
                 name=SKIP,
-                effect="continue without running the command (you are asked again if the lock files change)",
+                effect="continue without running the command (you will be asked again if the lock files change)",
                 group=OptionGroup.ACCEPT,
             ),
             cancel,

@@ -182,7 +182,7 @@ COMMANDS = (
         _amount("cost_usd", "Additional cost in US dollars.", float),
         _amount("wall_minutes", "Additional minutes of work.", float),
         _amount("iterations", "Additional iterations (episodes only)."),
-        _amount("executor_failures", "Additional executor failures (episodes only)."),
+        _amount("executor_failures", "Additional executor failures to allow (episodes only)."),
         _amount("infrastructure_retries", "Additional retries after infrastructure failures (episodes only)."),
         _amount("attempts", "Additional step attempts (plans only)."),
         _amount("api_calls", "Additional calls to models and hosts (plans only)."),
@@ -194,7 +194,7 @@ COMMANDS = (
         Field("goal", Option(help="New goal.")),
         Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
         Field("scenarios", Option(help="New hidden scenarios, or 'none' to withdraw all of them.", metavar="PATH")),
-        Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios that a model drafted."), bool),
+        Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios drafted by a model."), bool),
         Field("executor", Option(help="New executor.")),
         Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
         Field("permissions", Option(help="How to answer the agent's permission requests."), _Verdict),
@@ -230,7 +230,8 @@ COMMANDS = (
     Command(
         "open",
         "host.commands:open_page",
-        "Open the web page in a browser and sign in. Prints the link, which works once within a minute.",
+        "Open the web page in a browser and sign in. Prints the link, which works only once and expires after a "
+        "minute.",
         HOST,
     ),
     Command(
@@ -282,7 +283,7 @@ COMMANDS = (
         Command(
             "worker uninstall",
             "host.launch_agent:uninstall",
-            "Stop the installed worker and no longer start it at sign-in.",
+            "Stop the installed worker and keep it from starting at sign-in.",
         ),
     ),
     Group(
@@ -292,17 +293,17 @@ COMMANDS = (
         Command(
             "host show",
             "host.commands:show_host",
-            "Show the name of this host and the hosts whose work continues here.",
+            "Show the name of this host and the hosts whose work this host continues.",
         ),
         Command(
             "host adopt",
             "host.commands:adopt_state",
-            "Continue the open work of another host after its state home was moved to this host.",
+            "Continue another host's open work after its state home has been moved to this host.",
         ),
     ),
     Group(
         "deploy",
-        "Worker builds, for upgrading while episodes run. Requires the setting worker.deployment.",
+        "Manage worker builds, to upgrade while episodes are running. Requires the worker.deployment setting.",
         HOST,
         Command(
             "deploy status", "host.commands:show_builds", "Show each build with its state, open runs and live workers."
@@ -371,7 +372,9 @@ COMMANDS = (
         "Example: tightloop start ... --scenarios ~/hidden",
         PROOF,
         Command("scenarios new", "scenarios:new", "Write an example to a new folder."),
-        Command("scenarios pack", "scenarios:pack", "Store scenarios encrypted on this host, and print their digest."),
+        Command(
+            "scenarios pack", "scenarios:pack", "Encrypt scenarios and store them on this host, and print their digest."
+        ),
         Command(
             "scenarios check",
             "scenarios:check",
@@ -380,7 +383,7 @@ COMMANDS = (
         Command(
             "scenarios show",
             "scenarios:show_drafts",
-            "Show the scenarios that a model drafted for an episode, with the expected and the actual output.",
+            "Show the scenarios that a model drafted for an episode, with the expected and actual output.",
         ),
     ),
     Group(
@@ -448,11 +451,9 @@ COMMANDS = (
         Command(
             "hooks install",
             "host.commands:install_hooks",
-            "Add the hooks of tightloop to the Cursor hooks file. Other hooks are kept, and a backup is created.",
+            "Add tightloop's hooks to the Cursor hooks file. Other hooks are kept, and a backup is created.",
         ),
-        Command(
-            "hooks remove", "host.commands:remove_hooks", "Remove the hooks of tightloop from the Cursor hooks file."
-        ),
+        Command("hooks remove", "host.commands:remove_hooks", "Remove tightloop's hooks from the Cursor hooks file."),
     ),
     Group(
         "token",
@@ -477,12 +478,12 @@ COMMANDS = (
         "keys",
         "Keys that encrypt and authenticate the data that Temporal stores.",
         HOST,
-        Command("keys new", "host.commands:new_keys", "Create the key file with a first key."),
+        Command("keys new", "host.commands:new_keys", "Create the key file with an initial key."),
         Command("keys list", "host.commands:list_keys", "List the key ids, starting with the current key."),
         Command(
             "keys rotate",
             "host.commands:rotate_keys",
-            "Add a new current key. Old keys are kept to read the data that they encrypted.",
+            "Add a new current key. Old keys are kept so that data encrypted with them can still be read.",
         ),
     ),
 )

@@ -39,7 +39,7 @@ def export(
     out: Annotated[
         Path | None,
         Option(
-            help="JSON file to write (NAME.json) or folder to create. A folder also contains the artifacts of a plan."
+            help="JSON file to write (NAME.json) or folder to create. A folder will also contain a plan's artifacts."
         ),
     ] = None,
     report: Annotated[
@@ -80,7 +80,7 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
             print_note(sentence)
         show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     except OSError as error:
-        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose another --out") from error
+        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose another path for --out") from error
 
 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
@@ -171,8 +171,8 @@ async def _account(
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
-            f"{summary.id} is {summary.status}. The report is written when the run ends. Show the status: tightloop "
-            f"status {summary.id}"
+            f"{summary.id} is {summary.status}. The report will be written when the run ends. To see the status: "
+            f"tightloop status {summary.id}"
         )
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(summary.id)
@@ -305,7 +305,7 @@ def result(
     as_json: AsJson = False,
 ) -> None:
     if apply + bool(branch) + patch > 1:
-        raise InvalidRequestError("choose one of --apply, --branch and --patch")
+        raise InvalidRequestError("choose one of --apply, --branch or --patch")
     session = session_of(context)
 
     async def look(client: TightloopClient, key: str) -> tuple[RunStatus, str]:

@@ -146,7 +146,7 @@ def checkpoints(
             "restored, use --all."
         )
     if reset := reset_command(key, records):
-        print_note(f"to reset in Temporal itself, use the run and event of a checkpoint (see --json): {reset}")
+        print_note(f"to reset in Temporal itself, use a checkpoint's run and event (see --json): {reset}")
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
@@ -163,7 +163,11 @@ DigestSince = Annotated[
     ),
 ]
 DigestUntil = Annotated[
-    str, Option(metavar="TIME", help="End of the time range, in the same format. Default: now, including open work.")
+    str,
+    Option(
+        metavar="TIME",
+        help="End of the time range, in the same format. Default: now, including work that is still open.",
+    ),
 ]
 
 
@@ -272,7 +276,7 @@ def output(
 
     key, status = session_of(context).on(workflow, look, Kind.EPISODE)
     if status.check_report is None:
-        raise InvalidRequestError(f"no check of {key} has run yet. Follow the run with: tightloop watch {key}")
+        raise InvalidRequestError(f"no checks have run for {key} yet. Follow the run with: tightloop watch {key}")
     store = Store(Path(status.workspace), key)
     results = find_checks(store.load_model(status.check_report, CheckReport), check)
     texts = {
@@ -321,7 +325,7 @@ Until = Annotated[
 ]
 Executor = Annotated[str, Option(help="Count only episodes with this executor. Default: all.")]
 Model = Annotated[str, Option(help="Count only episodes with this model. Default: all.")]
-By = Annotated[Division | None, Option(help="Also show the figures separately for each value of this field.")]
+By = Annotated[Division | None, Option(help="Also break the figures down by this field.")]
 GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
 
 

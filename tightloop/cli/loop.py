@@ -45,7 +45,7 @@ def plan(
     goal: Annotated[str, Argument(help="Goal in plain words. Default: fix the project's open problems.")] = "",
     workspace: Workspace = None,
     episode: Annotated[
-        str, Option(help="Finished episode whose result is the basis of the plan. The project is not inspected again.")
+        str, Option(help="Finished episode whose result the plan builds on. The project is not inspected again.")
     ] = "",
     packet: Annotated[
         str, Option(help="Id of an earlier inspection (pkt_...) to plan from. Default: inspect the project again.")

@@ -112,7 +112,7 @@ def json_with(path: Path, text: str, entry: Entry) -> str:
         raise SettingsError(f"{path} is not valid JSON ({error}). Fix the file and install again") from None
     servers = document.setdefault("mcpServers", {}) if isinstance(document, dict) else None
     if not isinstance(servers, dict):
-        raise SettingsError(f"{path} must be a JSON object with an object 'mcpServers'. Fix the file and install again")
+        raise SettingsError(f"{path} must be a JSON object with an 'mcpServers' object. Fix the file and install again")
     # The same text, so that a repeated installation does not reformat the user's file.
     if servers.get(SERVER) == entry:
         return text
@@ -307,7 +307,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, Option(help="Role of the connection. Use agent for coding agents, because this role cannot make decisions.")
+    Role, Option(help="Role of the connection. Use agent for coding agents: that role cannot make decisions.")
 ]
 EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open episode.")]
 

@@ -198,7 +198,7 @@ def completion_script(command: click.Command, shell: str = "") -> str:
     kind = get_completion_class(shell)
     if kind is None:
         raise InvalidRequestError(
-            f"no completion is available for the shell {shell!r}. Set SHELL to one of {', '.join(_FILES)}"
+            f"shell completion is not available for {shell!r}. Set SHELL to one of {', '.join(_FILES)}"
         )
     return kind(command, {}, "tightloop", VARIABLE).source()
 

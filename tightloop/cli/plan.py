@@ -173,7 +173,7 @@ def run(
     until: Until = None,
     setup: Setup = None,
     result: Result = None,
-    max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
+    max_parallel: Annotated[int | None, Option(help="Maximum number of steps to run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
         Option(help="Accept findings of this kind without asking, for example tests_changed. Repeatable."),
@@ -229,8 +229,8 @@ def _remark_on(text: Examined) -> None:
     secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
     if secrets:
         print_note(
-            f"{text.name}: warning: the plan appears to contain {', '.join(secrets)}, and the plan is stored. Move "
-            "the secret to the worker's environment, and name its variable in secret_headers of an http step"
+            f"{text.name}: warning: the plan, which will be stored, appears to contain {', '.join(secrets)}. Move "
+            "the secret to the worker's environment, and name its variable in the secret_headers of an http step"
         )
 
 
@@ -411,7 +411,7 @@ async def _load_plan(
     if step is not None and not store.is_here:
         with contextlib.suppress(WorkspaceError):
             store.require()
-        print_note(f"the attempts of {step} are not shown: they are stored on the host of {status.workspace}")
+        print_note(f"the attempts at {step} are not shown: they are stored on the host of {status.workspace}")
     return plan, states, store.records(step) if step is not None else (), store.workspace
 
 

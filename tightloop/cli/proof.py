@@ -98,7 +98,9 @@ def verify(
     ] = False,
     strict: Annotated[
         bool,
-        Option("--strict", help="Reject the proof if a change was made first and confirmed by a person afterwards."),
+        Option(
+            "--strict", help="Reject the proof if a change was made first and only confirmed by a person afterwards."
+        ),
     ] = False,
     require: Annotated[
         list[Literal["scenarios", "countersigned"]] | None,
@@ -124,7 +126,7 @@ def verify(
         ),
     ] = "",
     scenarios: Annotated[
-        Path | None, Option(help="Encrypted bundle of the hidden scenarios that the proof names. Requires --run.")
+        Path | None, Option(help="Encrypted bundle of the hidden scenarios named in the proof. Requires --run.")
     ] = None,
     output: Annotated[
         Path | None,

@@ -261,7 +261,7 @@ Allow = Annotated[
 ]
 KeepGreen = Annotated[
     bool | None,
-    Option("--keep-green", help="Start the work even if all checks already pass, for example for a refactoring."),
+    Option("--keep-green", help="Start work even if all checks already pass, for example when refactoring."),
 ]
 Scenarios = Annotated[
     Path | None,
@@ -294,7 +294,8 @@ Setup = Annotated[
 Result = Annotated[
     ResultMode | None,
     Option(
-        help="Form of the result: one commit on a new branch, one commit per task, or only files in the working tree."
+        help="How to deliver the result: as one commit on a new branch, one commit per task, or just files in the "
+        "working tree."
     ),
 ]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]

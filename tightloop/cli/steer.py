@@ -68,15 +68,13 @@ def answer(
     ],
     text: Annotated[
         list[str] | None,
-        Argument(
-            metavar="TEXT", help="Explanation of the answer. If the option applies to files: the names of the files."
-        ),
+        Argument(metavar="TEXT", help="Explanation of the answer, or the file names if the option applies to files."),
     ] = None,
     question: Annotated[
         str | None,
         Option(
-            help="Question to answer, given by its id, its step or its review window. Default: the only open question, "
-            "or all questions about failed steps."
+            help="Question to answer, identified by id, step or review window. Default: the only open question, or all "
+            "questions about failed steps."
         ),
     ] = None,
     by: By = None,

@@ -281,7 +281,7 @@ class Calls:
             execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
             return IdTakenError(
-                f"the id {workflow_id} is already used by a workflow of another program. Choose another id"
+                f"the id {workflow_id} is already used by another program's workflow. Choose another id"
             )
         what = f"{workflow_id} already exists: {execution.kind.noun}"
         if execution.is_open:
@@ -535,8 +535,8 @@ def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
         return ServiceUnavailableError(f"{workflow_id} could not respond: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":
         return ServiceUnavailableError(
-            f"{workflow_id} accepted the message, but the run ended before it could reply. Check the effect: "
-            f"tightloop timeline {workflow_id}"
+            f"{workflow_id} accepted the message, but the run ended before it could reply. To see whether it took "
+            f"effect, run: tightloop timeline {workflow_id}"
         )
     # The class has to survive the update, which carries only its name: callers retry this error later.
     if cause.type == WorkspaceBusyError.__name__:

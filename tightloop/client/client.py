@@ -58,8 +58,8 @@ async def check_in_thread(check: Callable[P, T], *args: P.args, **kwargs: P.kwar
 Address = Annotated[
     str | None,
     Hint(
-        "Omit the address to connect with the current settings, because Settings() reads neither files nor the "
-        "environment. To use other settings, call connect(settings=...)"
+        "Settings() reads neither files nor the environment. To connect with the current settings, omit the "
+        "address. To use other settings, call connect(settings=...)"
     ),
 ]
 _MAKE_ONE = Hint(

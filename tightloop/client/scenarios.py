@@ -96,7 +96,9 @@ def read_scenarios(path: Path) -> ScenarioBundle:
     if isinstance(document, list):
         document = {"scenarios": document}
     if not isinstance(document, dict):
-        raise InvalidRequestError(f"{file} has no list of scenarios. Write an example: tightloop scenarios new FOLDER")
+        raise InvalidRequestError(
+            f"{file} has no list of scenarios. To create an example, run: tightloop scenarios new FOLDER"
+        )
     for name in document.keys() - {"scenarios"}:
         raise InvalidRequestError(f"{file}: unknown field {name!r}. The file may only contain the list `scenarios`")
     try:
@@ -156,7 +158,7 @@ class ScenarioStore:
         sealed = _read_bundle(self._folder / f"{digest}.answers")
         if sealed is None:
             return {}
-        stored = json.loads(decrypt_file(self._keys, _HEAD, "answers", sealed, what="the answers of the product"))
+        stored = json.loads(decrypt_file(self._keys, _HEAD, "answers", sealed, what="the product's answers"))
         return {int(number): line for number, line in stored.items()}
 
     def read(self, path: Path, *, workspace: Path | None = None) -> ScenarioBundle:

@@ -196,8 +196,8 @@ def decrypt_file(keys: Keys, head: bytes, name: str, sealed: bytes, *, what: str
         return bytes(keys.cipher(key).decrypt(nonce, data, sealed[: len(head) + end] + name.encode()))
     except (InvalidTag, ValueError):
         raise ArtifactCorruptError(
-            f"{what} is not authentic: it was changed, or sealed with another key that has the same id. Compare the "
-            "key files: tightloop keys list"
+            f"{what} is not authentic: it was modified, or sealed with a different key that has the same id. "
+            "Compare the key files: tightloop keys list"
         ) from None
 
 
@@ -333,7 +333,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if isinstance(context, ActivitySerializationContext) and not context.workflow_id:
             raise RefusedError("no workflow requested it")
         if seal.kind not in self._allowed:
-            raise RefusedError(f"its seal has the kind {seal.kind.value}, which is not allowed here")
+            raise RefusedError(f"its seal is of kind {seal.kind.value}, which is not allowed here")
         # Last, because binding lasts: a message that is refused for another reason must stay usable.
         if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._owner.workflow):
             raise RefusedError("it is a copy of a message to another workflow")

@@ -176,7 +176,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             if asyncio.get_running_loop().time() >= until:
                 raise
         await asyncio.sleep(0.5)
-    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}, histories are retained for {period.days} days")
+    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}: histories are retained for {period.days} days")
 
 
 async def find_namespace(calls: Calls) -> timedelta:
@@ -275,10 +275,9 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
         not workers and await _has_sealed_memo(calls, task_queue)
     ):
         raise SettingsError(
-            f"the workers of task queue {task_queue!r} encrypt what Temporal stores, but this client would send it "
-            "in plain text, so nothing was sent. Connect with the workers' settings (temporal.authenticate, "
-            "privacy) and "
-            "their key file: await TightloopClient.connect()"
+            f"the workers of task queue {task_queue!r} encrypt what Temporal stores, but this client would send "
+            "data in plain text, so nothing was sent. Connect with the workers' settings (temporal.authenticate, "
+            "privacy) and their key file: await TightloopClient.connect()"
         )
 
 
@@ -385,8 +384,8 @@ class Topology:
             )
         if not self.homes:
             problems.append(
-                "no workspace worker is running. Start a worker with the role workspace or all on the host that "
-                "contains the workspaces"
+                "no workspace worker is running. Start a worker with the 'workspace' or 'all' role on the host "
+                "that contains the workspaces"
             )
         problems += [
             f"no worker is polling task queue {queue!r}, which the settings list under queues. Start a worker for this "

@@ -179,8 +179,8 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
         return f"{kind}-{secrets.token_hex(4 if kind is Kind.EPISODE else 6)}"
     if new_id == LAST or not is_id(new_id, CHOSEN_CHARACTERS):
         raise InvalidRequestError(
-            f"{new_id!r} is not a valid {kind} id. Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_' and "
-            f"single '.', start with a letter or digit, and do not use {LAST!r}. For example: nightly-1"
+            f"{new_id!r} is not a valid {kind} id. Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_' and '.' "
+            f"(not consecutive). Start with a letter or digit, and do not use {LAST!r}. For example: nightly-1"
         )
     return new_id
 
@@ -198,7 +198,8 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
     if kind not in (None, execution.kind):
         expected = kind.noun if kind is not None else ""
         raise InvalidRequestError(
-            f"{execution.id} is {execution.kind.noun}, not {expected}. Show its status: tightloop status {execution.id}"
+            f"{execution.id} is {execution.kind.noun}, not {expected}. To see its status, run: tightloop status "
+            f"{execution.id}"
         )
     return await _with_request(calls, execution)
 

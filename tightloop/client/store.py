@@ -226,7 +226,7 @@ def result_patch(workspace: Path, run: str) -> str:
     """
     folder, names = store_folder(workspace), [f"refs/tightloop/{run}/{name}" for name in ("base", "result")]
     if not folder.is_dir() or any(_run_git(folder, "rev-parse", "--verify", "-q", name).returncode for name in names):
-        raise InvalidRequestError(f"{run} has no result on this host. Only a run that succeeded has a result")
+        raise InvalidRequestError(f"{run} has no result on this host. Only successful runs have a result")
     return _git(folder, *_DIFF, "--binary", *names)
 
 

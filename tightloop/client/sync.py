@@ -158,7 +158,7 @@ class _Portal:
         try:
             return future.result()
         except CancelledError:
-            raise InvalidRequestError("this client was closed while it waited for a response") from None
+            raise InvalidRequestError("this client was closed while it was waiting for a response") from None
         finally:
             # After Ctrl-C the result is not needed any more.
             future.cancel()

@@ -299,8 +299,8 @@ class Viewer:
         topology = await self.topology()
         if not topology.homes:
             raise ServiceUnavailableError(
-                "no workspace worker is running. Start a worker on the host that contains the project: "
-                "tightloop up, or tightloop worker run"
+                "no workspace worker is running. Start a worker on the host where the project is: tightloop up, "
+                "or tightloop worker run"
             )
         if any(home not in topology.here for home in topology.homes):
             # The worker that takes it reports problems.

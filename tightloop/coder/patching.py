@@ -59,7 +59,7 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
     if not old:
         return PatchFailure("old is empty. Quote the lines to replace, or create a new file with create_file")
     if old == new:
-        return PatchFailure("old and new are identical, so there is nothing to change")
+        return PatchFailure("`old` and `new` are identical, so there is nothing to change")
     applied_starts: list[int] = []
     for how, places in _ways(file.plain, old, new):
         # If the new text contains the old one, an edit that is already applied would match again.
@@ -75,7 +75,7 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
             lines = ", ".join(str(file.plain.count("\n", 0, match.start) + 1) for match in matches[:PLACES_SHOWN])
             more = f" and {len(matches) - PLACES_SHOWN} more" if len(matches) > PLACES_SHOWN else ""
             at = f"at lines {lines}{more}"
-            return PatchFailure(f"old occurs {len(matches)} times, {at}. Include more of the surrounding lines")
+            return PatchFailure(f"`old` occurs {len(matches)} times, {at}. Include more of the surrounding lines")
     return _missing(file.plain, old, new, applied_starts)
 
 
@@ -224,13 +224,15 @@ def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> PatchF
     if starts:
         line = text.count("\n", 0, starts[0]) + 1
         excerpt = _around_line(text, line, new.count("\n") + 1)
-        return PatchFailure(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
+        return PatchFailure(
+            f"already applied: `new` is at line {line}, and `old` does not occur anywhere else\n{excerpt}"
+        )
     nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if nearest_line is None:
-        return PatchFailure("cannot find old in the file, or any similar line. Read the file and copy from it")
+        return PatchFailure("cannot find `old` in the file, or any similar line. Read the file and copy from it")
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
     return PatchFailure(
-        f"cannot find old in the file. Copy the text exactly, including whitespace. The nearest lines are:\n{excerpt}"
+        f"cannot find `old` in the file. Copy the text exactly, including whitespace. The closest lines are:\n{excerpt}"
     )
 
 

@@ -119,8 +119,9 @@ LEDGER = Migrations(
     versions=FOLDER / "versions",
     table="alembic_version",
     metadata=METADATA,
-    when_damaged="Move the file out of the way, then restore the file from a backup or rebuild the file with: "
-    "tightloop ledger rebuild",
+    when_damaged=(
+        "Move the file out of the way, then restore it from a backup or rebuild it with: tightloop ledger rebuild"
+    ),
 )
 
 

@@ -366,7 +366,8 @@ def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
 
 def _unknown_project(project: str) -> ProjectNotFoundError:
     return ProjectNotFoundError(
-        f"no such project: {project[:120]!r}. A project appears when its first episode or plan starts: tightloop start"
+        f"no such project: {project[:120]!r}. A project appears once its first episode or plan starts. Start one "
+        "with: tightloop start"
     )
 
 

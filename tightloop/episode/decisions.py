@@ -58,7 +58,7 @@ _FIRST = {
 CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode and leave the files as they are", group=OptionGroup.STOP)
 _ALLOW = Option(
     name=ALLOW,
-    effect="allow the findings, and do not ask about the same findings again in this episode",
+    effect="allow the findings, and do not ask about them again in this episode",
     group=OptionGroup.ACCEPT,
 )
 _UNDO_CHANGE = Option(
@@ -179,7 +179,8 @@ def already_green_question(checks: tuple[Check, ...]) -> Question:
     subject = "it" if len(checks) == 1 else "they"
     return make_question(
         QuestionKind.ALREADY_GREEN,
-        f"{passing} before any work, so {subject} cannot show that the goal is reached. Is anything left to do?",
+        f"{passing} before any work was done, so {subject} cannot show that the goal has been reached. Is "
+        "anything left to do?",
         evidence=tuple(f"passes: {check_name(check.title)}" for check in checks[:EVIDENCE_LINES]),
     )
 
@@ -192,7 +193,7 @@ def end_question(work: Work, now: datetime) -> Question:
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
-        title=f"the pause begins when the running work ends: {work.describe(now)}",
+        title=f"the pause takes effect when the running work finishes: {work.describe(now)}",
         options=(
             Option(name=WAIT, effect="let the running work finish, and then pause"),
             Option(
@@ -225,7 +226,7 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
             Option(
                 name=UNDO,
                 effect=(
-                    "save a copy of the changes, then undo the changes (if you name files, only the changes to those "
+                    "save a copy of the changes, then undo them (if you name files, only the changes to those "
                     "files are undone)"
                 ),
                 takes_paths=True,
@@ -378,7 +379,7 @@ def after_execution(
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
-        return _ask(QuestionKind.OPERATOR, "a person paused the executor")
+        return _ask(QuestionKind.OPERATOR, "someone paused the executor")
     # NEEDS_PERSON without a question leaves nothing to answer, so it is treated as fatal.
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
         why = report.error or report.summary or f"it ended with {report.status.value} and gave no reason"

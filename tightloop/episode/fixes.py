@@ -405,7 +405,7 @@ class FixFinder:
         name = one_line(result.name, 60)
         parts = [f"no automatic fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
         if result.status is CheckStatus.NOT_FOUND:
-            parts.append("Install the program of the check in the workspace")
+            parts.append("Install the program that the check runs in the workspace")
         named = [code for use in self._failed if is_lint(use.call) for code in named_rules(use.result)]
         if unfixable := [code for code in dict.fromkeys(named) if code in rules.without_fix]:
             parts.append(f"ruff has no fix for {', '.join(unfixable[:5])}")

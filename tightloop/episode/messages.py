@@ -53,8 +53,8 @@ def given_up(name: str, problems: str, *, returned: int) -> str:
     """Return a sentence for the user about a message that is still invalid after all corrections."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
-        f"the {name} is still invalid after {returned} corrections: {lacks}. Fix the program that writes the {name}, "
-        "or resume to ask again",
+        f"the {name} is still invalid after {returned} correction attempts: {lacks}. Fix the program that writes "
+        f"the {name}, or resume to ask for it again",
         _SENTENCE_CHARACTERS,
     )
 
@@ -152,7 +152,7 @@ def _digest(text: str) -> str:
 
 _OUTSIDE = Violation("outside_workspace", Topic.DAMAGE, Verdict.ASK, "name only paths inside the workspace")
 _CI = Violation(
-    "changes_ci", Topic.CHECKS, Verdict.ASK, "leave CI and git hooks alone, or say in the goal that they change"
+    "changes_ci", Topic.CHECKS, Verdict.ASK, "leave CI and git hooks alone, or state in the goal that they will change"
 )
 
 

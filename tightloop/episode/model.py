@@ -225,8 +225,8 @@ class EpisodeRequest(CallerInput):
             raise InvalidRequestError(f"drafts must be between 0 and {DRAFTS_LIMIT}, got {self.drafts}")
         if json_size(self) > REQUEST_CHARACTERS:
             raise InvalidRequestError(
-                f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material in workspace files "
-                "and refer to those files"
+                f"the request is longer than {REQUEST_CHARACTERS} characters. Put long material in workspace "
+                "files and refer to those files"
             )
         checks = (check.problem for check in self.definition_of_done)
         problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))

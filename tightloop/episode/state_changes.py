@@ -117,7 +117,7 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
         )
         return with_note(
             new_state,
-            f"Circuit breaker: {left} left after this one. Converge: finish what is open, start nothing new.",
+            f"Circuit breaker: {left} left after this one. Wrap up: finish what is open and start nothing new.",
         )
     return new_state
 

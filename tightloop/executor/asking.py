@@ -47,7 +47,7 @@ _CLARIFICATION = (
 _WORK = (
     Option(
         name=DONE,
-        effect="report that you did the work, and run the checks on the current files",
+        effect="report the work as done, and run the checks on the current files",
         group=OptionGroup.ACCEPT,
     ),
     Option(
@@ -70,7 +70,7 @@ _WORK = (
 _IMPOSSIBLE = (
     Option(
         name=WORK,
-        effect="continue working, and send the reason and any text that you add to this answer to the planner",
+        effect="continue working, and send the planner the reason and any text you add to this answer",
     ),
     Option(name=CANCEL, effect="end the episode and leave the files as they are", group=OptionGroup.STOP),
 )
@@ -283,7 +283,7 @@ _HAND_OFF = (
     Option(
         name=RETRY,
         effect="the plan was not received: send the plan again",
-        cons="if the first delivery reached the agent after all, the agent will receive the plan twice",
+        cons="if the first delivery reached the agent after all, it will receive the plan twice",
     ),
     _OPTIONS[-1],
 )

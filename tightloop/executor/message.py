@@ -200,7 +200,7 @@ def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[st
     problems: list[str] = []
     if not reflection.diagnosis:
         problems.append(
-            f"[{Section.REFLECTION.value}] has no diagnosis: write one sentence on why things are as they are"
+            f"[{Section.REFLECTION.value}] has no diagnosis: write one sentence on why things are the way they are"
         )
     if not reflection.action_items:
         problems.append(f"[{Section.REFLECTION.value}] has no action_items: write at least one line starting with '- '")
@@ -369,10 +369,10 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
         faults.extend(problems_of(reflection, None))
     check = f"[{Section.ALIGNMENT_CHECK.value}]"
     if Section.ALIGNMENT_CHECK not in sections:
-        faults.append(f"{check} is missing: write yes or no, then ' // ' and why")
+        faults.append(f"{check} is missing: write yes or no, then ' // ' and the reason")
     elif alignment is None:
         answer = sections[Section.ALIGNMENT_CHECK].strip()[:40]
-        faults.append(f"{check} must be yes or no, then ' // ' and why, got {answer!r}")
+        faults.append(f"{check} must be yes or no, followed by ' // ' and the reason, got {answer!r}")
     else:
         # The reflection was judged above; a flawless one adds no faults.
         faults.extend(problems_of(_FLAWLESS, alignment))

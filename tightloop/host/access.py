@@ -113,7 +113,7 @@ def token_in(path: Path) -> str:
         # Two processes may start at once; the first one's token wins.
         with contextlib.suppress(FileExistsError):
             write_private(path, secrets.token_urlsafe(32))
-        text = read_private(path, "token file", "Delete the file. The next start creates a new one")
+        text = read_private(path, "token file", "Delete the file. A new one will be created on the next start")
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error}") from None
     token = text.strip()

@@ -52,7 +52,7 @@ class Metric(Value):
     def _finite(cls, value: float) -> float:
         # A single NaN would spoil every sum of the report.
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"a metric must be a finite number of at least 0, got {value}")
+            raise ValueError(f"a metric must be a finite number greater than or equal to 0, got {value}")
         return value
 
     @model_validator(mode="after")
@@ -193,8 +193,8 @@ MEANINGS = {
     "success": Meaning(
         "success rate",
         Unit.SHARE,
-        "Share of episodes that ended in the range and succeeded: all checks passed, and the proof was "
-        "accepted. Cancelled and terminated episodes count as not successful.",
+        "Share of episodes that ended in the range and succeeded: all checks passed, and the proof was accepted. "
+        "Cancelled and terminated episodes count as unsuccessful.",
     ),
     "iterations_to_success": Meaning(
         "iterations to success", Unit.COUNT, "Iterations of a successful episode, including all its branches."
@@ -202,26 +202,25 @@ MEANINGS = {
     "tokens": Meaning(
         "tokens",
         Unit.COUNT,
-        "Input and output tokens of all model calls of an episode. Unknown if a call did not report its tokens.",
+        "Input and output tokens for all model calls in an episode. Unknown if a call did not report its tokens.",
     ),
     "cost_usd": Meaning(
-        "cost", Unit.USD, "Price of all model calls of an episode. Unknown if any call has no known price."
+        "cost", Unit.USD, "Total price of all model calls in an episode. Unknown if any call has no known price."
     ),
     "worked_s": Meaning(
-        "working time", Unit.SECONDS, "Time from start to end of an episode, excluding waits for people."
+        "working time", Unit.SECONDS, "Time from start to end of an episode, excluding time spent waiting for people."
     ),
     "interventions": Meaning(
         "interventions",
         Unit.COUNT,
-        "Actions by people on a running episode: an answer, a pause, a resume, a message, a top-up, an "
-        "amendment, a restore, a cancellation. Reports from agents do not count.",
+        "Human actions on a running episode: answers, pauses, resumes, messages, top-ups, amendments, restores "
+        "and cancellations. Reports from agents do not count.",
     ),
     "answer_s": Meaning(
         "time to answer",
         Unit.SECONDS,
-        "Time from a question to its answer, or to the message, top-up, restore or cancellation that settled "
-        "it. Each question counts once. Pauses by an operator do not count, and an unanswered question has "
-        "no time.",
+        "Time from a question to its answer, or to the message, top-up, restore or cancellation that settled it. "
+        "Each question counts once. Pauses by an operator and unanswered questions do not count.",
     ),
     "safety_findings": Meaning(
         "safety findings",
@@ -234,7 +233,7 @@ MEANINGS = {
     "changed_line_coverage": Meaning(
         "changed-line coverage",
         Unit.SHARE,
-        "Share of the changed lines of an episode that its tests run, in the last measurement.",
+        "Share of an episode's changed lines that its tests cover, as of the last measurement.",
     ),
     "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Share of memory searches that found something."),
 }

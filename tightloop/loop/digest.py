@@ -147,7 +147,7 @@ def _ended(line: WorkflowLine) -> DigestItem:
     proof = line.qualifier or f"proven ({reason or 'its checks pass'})"
     place = str(details.get("delivered") or "")
     if not place and line.files_changed == 0:
-        return _item(line, DigestState.REVIEW if line.qualifier else DigestState.DONE, f"{proof}, and no file changed")
+        return _item(line, DigestState.REVIEW if line.qualifier else DigestState.DONE, f"{proof}, and no files changed")
     if not place:
         count = "its changed files" if line.files_changed is None else format_count(line.files_changed, "changed file")
         place = f"{count} in the working tree, not committed. To see the changes: tightloop result {line.id} --patch"

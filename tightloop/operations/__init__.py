@@ -133,7 +133,7 @@ OPERATIONS = (
     ),
     Operation(
         "start_plan",
-        "Start a plan of steps from its source, a file in the workspace, or a goal.",
+        "Start a plan from its source, a file in the workspace, or a goal.",
         **_STARTS,
         request="models:PlanBody",
         errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
@@ -159,7 +159,7 @@ OPERATIONS = (
         "add_project",
         "Add a project, inspect it, and plan its work.",
         **{**_STARTS, "result": "results:LoopPlan"},
-        details="Requires a token for all projects.",
+        details="Requires a token that covers all projects.",
         request="models:AddProject",
         client="plan_project",
         http=(Http("POST", "/projects", status=201, tags=("plans", "projects")),),
@@ -168,7 +168,7 @@ OPERATIONS = (
     # -- look
     Operation(
         "list",
-        "List episodes and plans, newest first, and what is waiting for a person.",
+        "List episodes and plans, newest first, and show what is waiting for a person.",
         kinds=ALL,
         result="results:Lines",
         client="list",
@@ -262,7 +262,7 @@ OPERATIONS = (
     ),
     Operation(
         "request",
-        "Show the request, including the amendments of an episode.",
+        "Show an episode's request, including its amendments.",
         kinds=ALL,
         details="Queries the worker while the run is open.",
         result="results:Asked",
@@ -274,16 +274,16 @@ OPERATIONS = (
         "runs",
         "List the runs that Temporal still stores, oldest first.",
         kinds=ALL,
-        details="Requires a token for all projects.",
+        details="Requires a token that covers all projects.",
         result="results:Runs",
         client="runs",
         http=(Http("GET", f"{_RUN}/runs"),),
     ),
     Operation(
         "history",
-        "Show the history of a run in the format of Temporal's own tools.",
+        "Show the history of a run in the format used by Temporal's own tools.",
         kinds=ALL,
-        details="Requires a token for all projects.",
+        details="Requires a token that covers all projects.",
         client="history",
         http=(Http("GET", f"{_RUN}/runs/{{runId}}/history"),),
     ),
@@ -308,8 +308,8 @@ OPERATIONS = (
     ),
     Operation(
         "digest",
-        "Summarize a time range: what is ready to merge, needs an answer, failed or is still running, and what it "
-        "cost.",
+        "Summarize a time range: what is ready to merge, what needs an answer, what failed, what is still "
+        "running, and the total cost.",
         result="results:Digest",
         errors=("ProjectNotFoundError",),
         http=(Http("GET", "/projects/{projectId}/digest"),),
@@ -319,7 +319,7 @@ OPERATIONS = (
         "metrics",
         "Show the success rate, iterations, tokens, cost, time, findings and interventions for a time range.",
         details="Each figure includes the number of known values (`n`), the median, the 90th percentile and the sum. "
-        "Unreported values count only as `unknown`.",
+        "Unreported values are counted only under `unknown`.",
         result="results:Metrics",
         http=(Http("GET", "/metrics"),),
         cli="metrics",
@@ -332,14 +332,14 @@ OPERATIONS = (
     ),
     Operation(
         "schemas",
-        "Show the JSON Schema (2020-12) of a workflow type's input, with Python field names as in Temporal.",
+        "Show the JSON Schema (2020-12) for a workflow type's input, with Python field names as in Temporal.",
         result="results:Schemas",
         http=(Http("GET", "/schemas"), Http("GET", "/schemas/{workflowType}", "schema", result="results:Schema")),
     ),
     Operation(
         "workers",
-        "Show the workers, and what an episode that starts now would have to wait for.",
-        details="Requires a token for all projects.",
+        "Show the workers and what an episode started now would have to wait for.",
+        details="Requires a token that covers all projects.",
         result="results:Workers",
         client="topology",
         http=(Http("GET", "/workers"),),
@@ -430,12 +430,13 @@ OPERATIONS = (
         cli="cancel",
         page=Form(
             "/workflows/{id}/cancel",
-            "“{title}” will end permanently. Running work is stopped first, and files are left unchanged.",
+            "“{title}” will be ended permanently. Running work will be stopped first, and files will be left "
+            "unchanged.",
         ),
     ),
     Operation(
         "top_up",
-        "Raise the budget and end a pause caused by a spent budget.",
+        "Raise the budget, and resume if the run was paused because the budget ran out.",
         **_CHANGES,
         kinds=ALL,
         request="models:EpisodeTopUp",
@@ -459,7 +460,8 @@ OPERATIONS = (
         mcp="respond",
         page=Form(
             "/workflows/{id}/respond",
-            "The planner of “{title}” receives this message and plans again. The message does not answer a question.",
+            "The planner of “{title}” will receive this message and plan again. The message does not answer an "
+            "open question.",
         ),
     ),
     Operation(
@@ -526,7 +528,7 @@ OPERATIONS = (
     ),
     Operation(
         "replan",
-        "Change a running plan without affecting completed and running steps.",
+        "Change a running plan without affecting completed or running steps.",
         **_CHANGES,
         kinds=PLAN,
         details="If no plan is given, a planner writes one.",

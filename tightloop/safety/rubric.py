@@ -188,7 +188,7 @@ def unanswered_findings(findings: Iterable[Finding], overruled: Iterable[str]) -
 
 
 _PLANNER_SAYS_NO = Violation(
-    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan whose alignment check says yes"
+    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan that passes its alignment check"
 )
 
 

@@ -145,14 +145,14 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
         life = CHILD_START_SECONDS
     if seal.kind not in (SealKind.START, SealKind.OPERATOR) and not (seal.kind is SealKind.WORKFLOW and is_child):
         raise InvalidRequestError(
-            f"the input was rejected: its seal has the kind {seal.kind.value}, but the start of a workflow requires "
-            f"the kind start. {_RESEND_HINT}"
+            f"the input was rejected: its seal is of kind {seal.kind.value}, but starting a workflow requires a "
+            f"seal of kind 'start'. {_RESEND_HINT}"
         )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
-            f"the input was rejected because its seal and the start of the workflow are "
-            f"{abs(started - seal.issued) // 1000} s apart. The limit is {life} s. Compare the clocks of the hosts, or "
-            "start the run again"
+            "the input was rejected because its seal and the start of the workflow are "
+            f"{abs(started - seal.issued) // 1000} s apart. The limit is {life} s. Check that the clocks on the "
+            "hosts agree, or start the run again"
         )
 
 
@@ -179,7 +179,7 @@ def check_id(text: str) -> None:
     if not is_id(text):
         raise InvalidRequestError(
             f"{text[:LONGEST]!r} is not a valid episode or plan id: use only a-z, A-Z, 0-9, '-', '_' and "
-            "single '.', and start with a letter or digit. Choose another id"
+            "non-consecutive '.', and start with a letter or digit. Choose another id"
         )
 
 

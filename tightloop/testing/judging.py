@@ -126,7 +126,7 @@ class _Test:
         if any(len({run.outcome for run in test_runs}) > 1 for test_runs in self._runs.values()):
             return (
                 "The outcome of the test varies between runs: "
-                f"{next((run.text for run in bad), 'once it was skipped')}."
+                f"{next((run.text for run in bad), 'it was skipped once')}."
             )
         if bad or (skips and not self._green):
             first = (bad or skips)[0]
@@ -283,11 +283,11 @@ def _coverage(evidence: Evidence, collected: Collection, counting: set[str]) -> 
 def _notes(evidence: Evidence, collected: Collection, accepted: int, refused: int) -> list[str]:
     notes = []
     if collected.more:
-        notes.append(f"{format_count(collected.more, 'test')} exceeded the limit and did not run.")
+        notes.append(f"{format_count(collected.more, 'test')} beyond the limit did not run.")
     left = len(evidence.mutants) - len(_list_tried_mutants(evidence))
     if left > 0 and collected.items:
         notes.append(
-            f"There was only time for {len(_list_tried_mutants(evidence))} of "
+            f"There was only time to test {len(_list_tried_mutants(evidence))} of "
             f"{format_count(len(evidence.mutants), 'mutant')}."
         )
     if evidence.before is not None and not evidence.before.collected:
@@ -295,5 +295,7 @@ def _notes(evidence: Evidence, collected: Collection, accepted: int, refused: in
     if evidence.after.collected is not None and not evidence.after.ended:
         notes.append("The run was stopped before it finished.")
     if accepted > TESTS_LIMIT or refused > TESTS_LIMIT:
-        notes.append(f"The list shows {TESTS_LIMIT} each of {accepted} accepted and {refused} rejected tests.")
+        notes.append(
+            f"The list shows {TESTS_LIMIT} tests of each kind, out of {accepted} accepted and {refused} rejected."
+        )
     return notes

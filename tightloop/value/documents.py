@@ -51,7 +51,7 @@ class Bounds:
         values, levels = 1, 0
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._sizes:
-                raise _make_error(event, f"alias '*{event.anchor}' must come after its complete anchor")
+                raise _make_error(event, f"alias '*{event.anchor}' is used before its anchor is complete")
             values, levels = self._sizes[event.anchor]
             self._aliased += values
         elif event.anchor:

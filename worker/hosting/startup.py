@@ -171,10 +171,10 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} needs a workspace worker on the same host, but no workspace worker that uses the state "
-            f"home {state_home()} is running on this host. On this host, start a worker with --role workspace or "
-            "--role all and the same TIGHTLOOP_HOME. Alternatively, start this worker on a host that already has a "
-            "workspace worker. To use a model on another host, set planner.base_url instead"
+            f"role {role!r} needs a workspace worker on the same host, but none that uses the state home "
+            f"{state_home()} is running here. Start one on this host with --role workspace or --role all and the "
+            "same TIGHTLOOP_HOME, or start this worker on a host that already has a workspace worker. To use a "
+            "model on another host, set planner.base_url instead"
         ) from None
 
 

@@ -85,7 +85,7 @@ class TenureShare:
                     raise self._refusal(other)
                 if first is other:
                     logger.info(
-                        "worker %s is registered with the name of this host but may be dead: waiting up to %.0f s for "
+                        "worker %s is registered under this host's name but may be dead: waiting up to %.0f s for "
                         "a sign of life",
                         other.process,
                         _silence(other).total_seconds(),

@@ -175,7 +175,7 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
             since = started - OVERLAP
         except TightloopError as error:
             # `since` is unchanged, so the next round covers this period again.
-            logger.debug("cannot record the workflows that ended: %s", error.message)
+            logger.debug("cannot record the finished workflows: %s", error.message)
         await asyncio.sleep(every.total_seconds())
 
 

@@ -184,7 +184,7 @@ class Proof:
             record.apply(state_changes.with_failed_scenarios, proved.title)
             record.log(
                 "doubted",
-                f"{proved.title}. The planner was told (report {record.state.scenario_reports} of {limit})",
+                f"{proved.title}. The planner was notified (report {record.state.scenario_reports} of {limit})",
             )
             return False
         tree = record.state.tree
@@ -419,7 +419,7 @@ class Iteration:
 
     async def verify(self) -> Verification:
         """Run the definition of done on the executor's result."""
-        verification = await self._run_checks(f"iteration {self._record.state.iteration}: run the definition of done")
+        verification = await self._run_checks(f"iteration {self._record.state.iteration}: check the definition of done")
         self._record.apply(state_changes.with_verification, verification)
         return verification
 
@@ -569,9 +569,7 @@ class Delivery:
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
         """Queue the plan and return the delivery's key."""
         if plan.plan is None:
-            raise ApplicationError(
-                "the planner reported that it had a plan, but did not save the plan", non_retryable=True
-            )
+            raise ApplicationError("the planner reported that it had a plan, but did not save it", non_retryable=True)
         record, reference = self._record, plan.plan
         self._points.enter(EpisodePhase.HANDING_OFF)
         handed = await self._points.do(
@@ -601,7 +599,7 @@ class Delivery:
         except QuestionAnswered as answered:
             # The answer has stopped the activity before it could report, so only the files tell what was done.
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
-            await self._points.tree.take_tree("collect the files that the agent left")
+            await self._points.tree.take_tree("collect the files that the agent left behind")
             report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
         record.log_drift(report.drift)
         self._log_stand_in(report)
@@ -648,7 +646,7 @@ class Delivery:
         text = (report.limit.evidence if report.limit else "") or report.error or report.summary
         failures = record.state.failed_deliveries
         record.log(
-            "limit", f"failed delivery {failures}: next attempt in {wait.total_seconds():g} s. {clip(text, 200)}"
+            "limit", f"delivery failure {failures}: next attempt in {wait.total_seconds():g} s. {clip(text, 200)}"
         )
         if tell:
             record.alerts.send(record.alert(AlertKind.FAILING, tell))

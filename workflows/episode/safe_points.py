@@ -286,7 +286,7 @@ class SafePoints:
         except TimeoutError:
             record.close_questions(question.id)
             if not is_patient:
-                record.log("limit", f"nobody answered {question.id}, so the run tries again")
+                record.log("limit", f"nobody answered {question.id}, so the run will try again")
                 return False
             reason = f"nobody answered within {span(longest.total_seconds())}: {question.title}"
             await self.alert_failure(reason)
@@ -376,7 +376,7 @@ class TreeChanges:
             # The person may have removed the findings that they refused.
             record.replace(record.state.evolve(findings=()))
             when = "during a pause" if drift is None else "meanwhile"
-            record.note(f"A person edited {format_count(adopted.files_changed, 'file')} {when}. Keep these edits.")
+            record.note(f"Someone edited {format_count(adopted.files_changed, 'file')} {when}. Keep these edits.")
         when = "during the pause" if drift is None else "outside a pause"
         summary = f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", summary if changed else "resumed")

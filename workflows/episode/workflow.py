@@ -214,8 +214,7 @@ class EpisodeCommands(Commands):
         if not state_changes.has_room_for(state, remark.text):
             raise InvalidRequestError(
                 f"{len(state.notes)} messages are already waiting for the planner, and there is no room for "
-                "another one. The planner reads the messages before the next plan. Send your message again after "
-                "that"
+                "another. The planner will read them before the next plan. Send yours again after that"
             )
         return remark
 
@@ -283,9 +282,7 @@ class EpisodeCommands(Commands):
             # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"{change.by} changed the goal or the definition of done")
-            record.note(
-                "The goal or the definition of done has changed. Read the goal and the definition of done again."
-            )
+            record.note("The goal or the definition of done has changed. Read both again.")
         if change.scenarios is not None and request.scenarios is not None:
             # The new scenarios may prove the same tree.
             record.replace(record.state.evolve(checked_tree="", refused_tree=""))
@@ -477,8 +474,8 @@ class EpisodeWorkflow(RunWorkflow):
         self._points.offer_to_end()
 
     @workflow.update(
-        description='Send a message to the planner, for example "use the other parser". The message does not answer a '
-        "question."
+        description='Send a message to the planner, for example "use the other parser". '
+        "This does not count as an answer to a question."
     )
     async def respond(self, message: Any = None) -> str:
         """Queue a message for the planner. The message ends a pause that does not need a decision."""

@@ -441,7 +441,7 @@ class ProjectWorkflow(GraphWorkflow):
     def _check_dispatch(self, value: Any = None) -> None:
         self._check(self._read_dispatch, value)
 
-    @workflow.update(description='Run the gates: no argument, or {"by": "ada"}')
+    @workflow.update(description='Run the gates. Takes no argument, or {"by": "ada"}')
     async def verify(self, value: Any = None) -> str:
         """Run the gates of a plan whose tasks have finished."""
         command = self._take(self._read_verify, value)

@@ -33,15 +33,17 @@ RESUME = Option(
     name="resume",
     effect="Resume the plan and start its remaining steps. Running steps continue, and your edits to files are kept.",
 )
-RETRY = Option(name="retry", effect="retry the failed work and keep your edits to files")
-RETRY_STEP = RETRY.evolve(effect="retry the step with its full number of attempts, and keep your edits to files")
+RETRY = Option(name="retry", effect="retry the failed work and keep your file edits")
+RETRY_STEP = RETRY.evolve(
+    effect="retry the step with all of its attempts available again, and keep your edits to files"
+)
 EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and continue")
 CANCEL = Option(
     name="cancel",
     effect="Stop the running steps and end the plan. Completed steps are undone if on_failure is compensate.",
     group=OptionGroup.STOP,
 )
-SKIP = Option(name="skip", effect="skip the step and continue the plan", group=OptionGroup.ACCEPT)
+SKIP = Option(name="skip", effect="skip the step and continue with the plan", group=OptionGroup.ACCEPT)
 CHECK_AGAIN = RETRY.evolve(
     effect="Run the definition of done again. You can edit files first, and your edits are kept."
 )
@@ -53,7 +55,7 @@ FAIL = Option(
 REPLAN = Option(name="replan", effect="let a planner revise the plan")
 GO_TO_WORK = Option(
     name=WORK,
-    effect="Run the proof again after you have edited files. Without edits, the proof will fail in the same way.",
+    effect="Edit files before you run the proof again. Otherwise it will fail the same way.",
 )
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
 OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})

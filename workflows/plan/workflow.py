@@ -178,7 +178,7 @@ class GraphWorkflow(RunWorkflow):
 
     # -- messages -------------------------------------------------------------------------------------
 
-    @workflow.signal(description="Report open questions. Only child workflows of steps send this signal")
+    @workflow.signal(description="Report open questions. This signal is sent only by steps' child workflows")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
         """Show the open questions of a child workflow. An invalid note is only logged in the timeline."""
         self._orders.child_waits(note)
@@ -292,7 +292,7 @@ class PlanWorkflow(GraphWorkflow):
     def _check_replan(self, message: Any = None) -> None:
         self._check(self._orders.read_replan, message)
 
-    @workflow.update(description='Start a step now, even during a pause, or retry a failed step: "build"')
+    @workflow.update(description='Start a step now, even during a pause, or retry a failed step, for example "build"')
     def run_step(self, message: Any = None) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
         return self._orders.run_step(self._take(self._orders.read_step, message))

@@ -208,9 +208,8 @@ class ActivityRunner:
             forged += 1
             if forged == TRIES_BEFORE_FORGERS:
                 raise ActivityFailedError(
-                    f"{TRIES_BEFORE_FORGERS} results of {method.__name__} were not sealed with a key of this "
-                    f"installation ({result.reason}). Check which workers poll the task queue: tightloop "
-                    "doctor"
+                    f"{TRIES_BEFORE_FORGERS} results from {method.__name__} were not sealed with a key from this "
+                    f"installation ({result.reason}). Check which workers poll the task queue: tightloop doctor"
                 )
 
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
@@ -341,17 +340,17 @@ class ActivityRunner:
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
             raise ActivityFailedError(
-                f"{cause.message}. The worker of task queue {options.queue!r} must run on the host of the "
-                "workspace, with the same TIGHTLOOP_HOME. Start the worker on that host, or remove the task queue "
-                "from the settings"
+                f"{cause.message}. The worker for task queue {options.queue!r} must run on the workspace's host, "
+                "with the same TIGHTLOOP_HOME. Start the worker on that host, or remove the task queue from the "
+                "settings"
             )
         self._other_hosts = True
         # Before the workspace is bound to a host, the worker that refused names all candidates.
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}. No workspace worker is running. Start a worker with the role workspace or all on "
-                "the host that contains the workspace, then resume",
+                f"{cause.message}. No workspace worker is running. Start a worker with the 'workspace' or 'all' "
+                "role on the host that contains the workspace, then resume",
                 no_worker=True,
             )
         left = [home for home in homes if home not in tried_queues]

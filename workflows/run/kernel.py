@@ -433,7 +433,9 @@ class Alerts:
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                task.done, timeout=LAST_ALERT_TIMEOUT, timeout_summary="alert not sent in time: close without the alert"
+                task.done,
+                timeout=LAST_ALERT_TIMEOUT,
+                timeout_summary="stop waiting for the alert to be sent",
             )
 
     def _forget(self, task: asyncio.Task[None]) -> None:

@@ -161,13 +161,13 @@ class RunWorkflow(ABC):
     # -- messages -------------------------------------------------------------------------------------
     # Signals accept any number of arguments, because a surplus one would fail every workflow task.
 
-    @workflow.signal(description="Pause: start no new work. Optional argument: the reason.")
+    @workflow.signal(description="Pause: do not start any new work. Optional argument: the reason.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         for content in self._run.inbox.take_signal(reason):
             self._commands.pause(read_remark(content))
 
-    @workflow.signal(description="Resume: choose the default of each open question. Optional argument: a note.")
+    @workflow.signal(description="Resume: choose the default for each open question. Optional argument: a note.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
         """End all pauses that do not need a person's decision."""
         for content in self._run.inbox.take_signal(note):
@@ -182,7 +182,7 @@ class RunWorkflow(ABC):
         for content in self._run.inbox.take_signal(reason):
             self._commands.cancel(read_remark(content))
 
-    @workflow.update(description='Answer a question: "allow", or the JSON that the details show for each option')
+    @workflow.update(description='Answer a question: "allow", or the JSON shown for each option in the details')
     async def answer(self, value: Any = None) -> str:
         """Answer a question by choosing one of its options."""
         command = self._take(self._run.read_answer, value)
@@ -210,8 +210,8 @@ class RunWorkflow(ABC):
         return list(self._run.core.timeline)
 
     @workflow.query(
-        description="Events of this Temporal run, by page. Argument: number of events to skip. -1 skips the events "
-        "from before a reset"
+        description="Events of this Temporal run, in pages. Argument: number of events to skip. -1 skips the events "
+        "before a reset"
     )
     def events(self, after: int = 0) -> TimelinePage:
         """Return a page of this Temporal run's events."""

@@ -135,7 +135,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
             write_atomically(target, text.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
-                f"cannot write the agent's settings {target}: {error.strerror}. Free up disk space or remove {home}"
+                f"cannot write the agent's settings to {target}: {error.strerror}. Free up disk space or remove {home}"
             ) from None
 
 

@@ -299,7 +299,8 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
             return idle_outcome(choice, "any sign of activity")
         case Stop.LIMIT if limit is not None:
             return limit_outcome(
-                limit, "stopped because the agent reached a limit of its provider and would have waited without output"
+                limit,
+                "stopped because the agent hit a provider limit and would have waited without producing any output",
             )
         case Stop.EVENTS:
             events = f"stopped after {choice.max_events} events because the agent appears to be looping"

@@ -63,7 +63,7 @@ class Once:
         from openai import OpenAI
 
         if self._used:
-            raise SystemExit("the model returned an unusable answer, and the request is not retried")
+            raise SystemExit("the model returned an unusable answer, and the request will not be retried")
         self._used = True
         key = os.environ.get("AGENT_S_KEY") or "none"
         client = OpenAI(api_key=key, base_url=self._asked["base_url"], max_retries=0, timeout=self._asked["timeout_s"])

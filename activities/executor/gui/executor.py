@@ -100,7 +100,7 @@ class OutcomeWaiter:
         while True:
             if self.control.is_cancelled():
                 return cancelled_outcome().evolve(
-                    summary="the agent in the window may still be working. Stop the agent in its window"
+                    summary="the agent in the window may still be working. Stop it in its window"
                 )
             events = self.cursor.events_since(self.receipt)
             if outcome := self._outcome_by_events(events):
@@ -376,9 +376,9 @@ class CursorGuiExecutor(Executor):
                 return cancelled_outcome()
             case HandOffEnd.WRONG_WINDOW:
                 return fatal_outcome(
-                    "the plan was submitted in the wrong window, and Cursor's hook rejected the plan: "
-                    f"{result.reason}. The agent in that window did not receive the plan. Open {order.root} in the "
-                    "editor and close the other window",
+                    f"the plan was submitted in the wrong window, so Cursor's hook rejected it: {result.reason}. "
+                    f"The agent in that window did not receive the plan. Open {order.root} in the editor and "
+                    "close the other window",
                     ErrorKind.CONFIG,
                 )
             case HandOffEnd.NOT_TAKEN | HandOffEnd.AMBIGUOUS:

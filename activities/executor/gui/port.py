@@ -186,7 +186,7 @@ class Ledger:
         except (OSError, ValidationError) as error:
             raise ExecutorError(
                 f"cannot read the ledger entry {path} ({type(error).__name__}), so it is unknown whether hand-off "
-                f"{handoff_id} was submitted. Check the chat, then remove the file to hand over the plan again"
+                f"{handoff_id} was submitted. Check the chat, then remove the file to hand off the plan again"
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:

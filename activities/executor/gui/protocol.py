@@ -193,8 +193,8 @@ class HandOff:
         focus = self.driver.focused_element()
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
-            f"the focus is in {what} instead of the chat box after pressing {self.target.chat_key}. Open the chat. "
-            "If the chat is already open, check window.box and the accessibility permissions with tightloop "
+            f"pressing {self.target.chat_key} put the focus on {what} instead of the chat box. Open the chat. If "
+            "the chat is already open, check window.box and the accessibility permissions with tightloop "
             f"doctor{self._located}",
             retryable=True,
         )

@@ -245,7 +245,7 @@ class Player:
         except OSError as error:
             raise ExecutorError(f"cannot read recording {path}: {error.strerror}. Create the recording first") from None
         except ValueError:
-            raise ExecutorError(f"recording {path} is incomplete. Create the recording again") from None
+            raise ExecutorError(f"recording {path} is incomplete. Record it again") from None
         for line in lines:
             self._lines[line["hash"]].append(line)
         self._recorded, self._played = len(lines), 0

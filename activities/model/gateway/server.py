@@ -179,7 +179,7 @@ def _prefix(spec: GatewaySpec) -> str:
 
 def _source(spec: GatewaySpec) -> Source:
     if spec.cassette is not Cassette.OFF and spec.recording is None:
-        raise ExecutorError(f"cassette {spec.cassette!s} requires a file. Set `recording` to a file")
+        raise ExecutorError(f"cassette {spec.cassette!s} requires a file. Set `recording` to the path of a file")
     if spec.cassette is Cassette.REPLAY and spec.recording:
         return Player(spec, spec.recording)
     provider = Provider(spec, at_once=CALLS_AT_ONCE)

@@ -86,8 +86,8 @@ def _apply_hunk(git: Git, text: bytes, *options: str) -> Outcome:
 def _refuse(outcome: Outcome) -> None:
     if outcome.code != 0:
         raise InvalidRequestError(
-            f"the diff does not apply, and no files were changed: {outcome.error}. "
-            "Create the diff from the current files"
+            f"the diff does not apply, so no files were changed: {outcome.error}. Regenerate the diff against the "
+            "current files"
         )
 
 

@@ -157,7 +157,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
         return Outcome(title, False, problem)
     tree = work.request.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
-        return Outcome(title, False, "the gate cannot read the tree. Set the 'access' of the gate to 'reads'")
+        return Outcome(title, False, "the gate cannot read the tree. Set the gate's 'access' to 'reads'")
     diff = differ.compare(store_folder_of(work.scope), base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff", as_file=True)
     problems = _beyond(diff, review)
@@ -175,7 +175,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
             f"{format_count(diff.files_changed, 'file')} changed, but at most {review.max_files} may change"
         )
     if review.max_lines is not None and lines > review.max_lines:
-        problems.append(f"{format_count(lines, 'line')} changed, but at most {review.max_lines} may change")
+        problems.append(f"{format_count(lines, 'line')} changed, but the maximum is {review.max_lines}")
     for patterns in (review.only, review.never):
         # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):

@@ -78,7 +78,7 @@ class GitRunner:
             what = ", ".join(action.paths) or "all files that are not ignored"
             parts.append(f"commit {what}:\n{action.commit}")
         if action.pull_request:
-            parts.append(f"write the text of the pull request {action.pull_request!r}")
+            parts.append(f"write the description for pull request {action.pull_request!r}")
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
@@ -194,7 +194,7 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     if filtered := filtered_paths(git, paths):
         return make_failure(
             f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not "
-            "run. Carry out the step manually, or exclude these files"
+            "run. Do this step manually, or exclude these files"
         )
     return None
 

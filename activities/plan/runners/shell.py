@@ -137,7 +137,7 @@ def _failure(result: SandboxResult, step: Step, log: str, *, is_cut: bool) -> St
     # Later steps must not take the beginning of an output for all of it.
     if is_cut:
         return make_failure(
-            f"the standard output is larger than {STDOUT_BYTES} bytes. Write the output to a file in the tree"
+            f"standard output is larger than {STDOUT_BYTES} bytes. Write the output to a file in the tree"
         )
     if result.exit_code and not _judges_exit_code(step):
         tail = clip(log.strip(), TAIL_CHARACTERS)

@@ -29,7 +29,7 @@ TimeOf = Annotated[
     Query(
         max_length=25,
         pattern=r"^([0-9]{1,4}[hd]|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?Z?)?)?$",
-        description="A duration before now, or a day or time in UTC. An empty `until` means now.",
+        description="A duration such as 12h, or a date or time in UTC. An empty `until` means now.",
         examples=["7d", "2026-01-31T08:00Z"],
     ),
 ]
@@ -79,7 +79,9 @@ def metrics(
     project: ProjectFilter = "",
     executor: NameFilter = "",
     model: NameFilter = "",
-    by: Annotated[Division | None, Query(description="Also return the figures for each value of this field.")] = None,
+    by: Annotated[
+        Division | None, Query(description="Also break down the figures by the values of this field.")
+    ] = None,
 ) -> Any:
     begin, end = read_range(since, until, datetime.now(UTC))
     metrics_filter = MetricsFilter(since=begin, until=end, project=project, executor=executor, model=model, by=by)
@@ -90,7 +92,7 @@ async def events(
     request: Request,
     scope: InScope,
     project: ProjectFilter = "",
-    workflow: Annotated[str, Query(max_length=200, description="Only events of this episode or plan.")] = "",
+    workflow: Annotated[str, Query(max_length=200, description="Only events from this episode or plan.")] = "",
     header: Annotated[str, Header(alias="Last-Event-ID", max_length=40)] = "",
     query: Annotated[
         str, Query(alias="lastEventId", max_length=40, description="Same as the Last-Event-ID header.")

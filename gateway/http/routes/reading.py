@@ -91,7 +91,7 @@ async def plans(
     scope: InScope,
     kind: Annotated[
         Literal["plan", "loop"],
-        Query(description="`plan` for plans of steps, or `loop` for plans of the project loop."),
+        Query(description="`plan` for plans made of steps, or `loop` for project loop plans."),
     ] = "loop",
     project: ProjectFilter = "",
     status: Status = "",

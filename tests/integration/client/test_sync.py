@@ -79,7 +79,7 @@ async def test_a_wait_can_be_bounded_and_left(settings: Settings, request_for) -
             with pytest.raises(TimeoutError):
                 waits.result(0.3)
             client.close()
-            with pytest.raises(InvalidRequestError, match="closed while it waited"):
+            with pytest.raises(InvalidRequestError, match="closed while it was waiting"):
                 waits.result(10)
 
     await asyncio.to_thread(script)

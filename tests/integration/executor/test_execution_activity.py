@@ -239,7 +239,8 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
 
     bench.queue()
     with pytest.raises(
-        StorageFullError, match=r"the disk that contains .*runs is full .*Free space there, then resume.* No space left"
+        StorageFullError,
+        match=r"the disk that contains .*runs is full .*Free up space on it, then resume.* No space left",
     ):
         bench.execute(agent=failing(errno.ENOSPC))
     report = bench.execute(agent=failing(errno.EACCES))

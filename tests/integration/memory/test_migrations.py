@@ -123,7 +123,7 @@ def test_newer_database_is_refused_with_what_to_do(database: Database) -> None:
 def test_damaged_file_is_told_apart_from_one_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     path.write_bytes(b"this is not a database" * 100)
-    with pytest.raises(WorkspaceError, match=r"the memory .* is damaged: .*starts empty"):
+    with pytest.raises(WorkspaceError, match=r"the memory .* is damaged: .*will then start empty"):
         _store(sqlite_database(path, MEMORY)).stats("p")
     path.unlink()
     assert _store(sqlite_database(path, MEMORY)).stats("p").failures == 0

@@ -310,7 +310,7 @@ def test_cancel_reaches_an_episode_only_when_it_is_confirmed(
 ) -> None:
     with scripted.at("/workflows/episode-work") as page:
         page.get_by_role("button", name="Cancel").click()
-        expect(page.get_by_text("will end permanently")).to_be_visible()
+        expect(page.get_by_text("will be ended permanently")).to_be_visible()
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("[data-hint]")).to_contain_text("No option is selected yet")
         before = signals()

@@ -187,7 +187,7 @@ class TestDiff:
         diff = self.diff_of(root)
         (root / "a.py").write_bytes(b"something else\n")
         files = on_disk(root)
-        assert "does not apply, and no files were changed" in opened(root, diff=diff).failed("edit")
+        assert "does not apply, so no files were changed" in opened(root, diff=diff).failed("edit")
         assert on_disk(root) == files
 
     @pytest.mark.parametrize("path", ["../out.txt", ".git/config", "link/x"])

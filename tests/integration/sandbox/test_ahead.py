@@ -82,7 +82,7 @@ def test_a_command_that_cannot_start_ends_it(tmp_path: Path) -> None:
     group, shim = waiting()
     spec = SandboxSpec(argv=("true",), root=tmp_path, environment={"MY_TOKEN": "x"})
     result = BubblewrapSandbox().run(spec, cancelled=lambda: False, started=lambda _pid: None)
-    assert "looks like a secret" in result.message
+    assert "suggests that it holds a secret" in result.message
     assert until(lambda: gone(shim.popen.pid))
     assert not any(folder.exists() for folder in group.folders)
 

@@ -251,7 +251,7 @@ def test_a_slow_suite_ends_in_time_and_says_what_is_missing(judging: Judging) ->
         "import time\nfrom grades import grade\n\ndef test_it():\n    time.sleep(1)\n    assert grade(50) == 'passed'\n"
     )
     report = judging(test).judge("tests/test_it.py", time_limit_s=8)
-    assert any("There was only time for" in note for note in report.notes)
+    assert any("There was only time to test" in note for note in report.notes)
     assert report.accepted
     assert report.duration_s < 40
 

@@ -179,7 +179,7 @@ def test_full_disk_is_reported_and_nothing_partial_is_left(tiny_disk: Path) -> N
     store = LocalArtifactStore(tiny_disk / "artifacts")
     (tiny_disk / "room").write_bytes(bytes(50_000))
     kept = store.put(b"kept", name="plan")
-    full = rf"^the disk that contains {tiny_disk}/artifacts is full while storing {{}} bytes .*Free space"
+    full = rf"^the disk that contains {tiny_disk}/artifacts is full while storing {{}} bytes .*Free up space on it"
     with pytest.raises(StorageFullError, match=full.format(1000000)):
         store.put(b"r" * 1_000_000, name="report")
 

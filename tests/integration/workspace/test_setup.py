@@ -276,7 +276,9 @@ def test_setup_that_installs_more_than_fits_is_discarded(tmp_path: Path) -> None
     small = SETTINGS.model_copy(update={"cached_environments_mb": 0})
     done = set_up(project(tmp_path), f"{MAKE} && head -c 1000000 /dev/zero > node_modules/x/big", settings=small)
     assert done.setup is not None
-    assert "installed 1 MB, but the limit workspace.cached_environments_mb is 0 MB" in done.setup.problem
+    assert (
+        "the installation takes up 1 MB, but workspace.cached_environments_mb is limited to 0 MB" in done.setup.problem
+    )
 
 
 KILLED = """

@@ -178,7 +178,7 @@ def test_tool_is_called_directly_where_only_its_launcher_is_forbidden() -> None:
 def test_missing_program_of_a_check_is_said() -> None:
     of = report(failed("nosuchtool --check", "sh: 1: nosuchtool: not found", exit_code=127))
     assert commands(of) == []
-    assert "Install the program of the check" in cannot(of)
+    assert "Install the program that the check runs" in cannot(of)
 
 
 @given(st.text(max_size=1_300), st.sampled_from(["ruff check .", "pytest -q", "npx eslint .", "make", "mypy ."]))

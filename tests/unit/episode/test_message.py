@@ -262,7 +262,7 @@ def test_refusal_names_everything_that_is_missing_at_once() -> None:
         "- [🗺️ CURRENT GOAL] is missing: write the goal in one sentence",
         "- [📋 PLAN] is missing: write at least one step as a line starting with '- '",
         "- [🪞 REFLECTION] is missing: write a diagnosis and action_items",
-        "- [✅ ALIGNMENT_CHECK] is missing: write yes or no, then ' // ' and why",
+        "- [✅ ALIGNMENT_CHECK] is missing: write yes or no, then ' // ' and the reason",
     ]
 
 
@@ -275,9 +275,9 @@ def test_refusal_names_empty_parts_and_a_wrong_answer() -> None:
     assert listed == [
         "- [🗺️ CURRENT GOAL] is empty: write the goal in one sentence",
         "- [📨 OUTCOME] is empty: write how the work ended, such as completed",
-        "- [🪞 REFLECTION] has no diagnosis: write one sentence on why things are as they are",
+        "- [🪞 REFLECTION] has no diagnosis: write one sentence on why things are the way they are",
         "- [🪞 REFLECTION] has no action_items: write at least one line starting with '- '",
-        "- [✅ ALIGNMENT_CHECK] must be yes or no, then ' // ' and why, got 'yes | no // why'",
+        "- [✅ ALIGNMENT_CHECK] must be yes or no, followed by ' // ' and the reason, got 'yes | no // why'",
     ]
 
 

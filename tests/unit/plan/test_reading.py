@@ -338,7 +338,7 @@ def test_steps_under_their_names_are_one_mistake() -> None:
         ),
         ('{"id": "p", "steps": [{"id": "a", "cache": True}]}', ["1:44: 'True' is not valid JSON. Write `true`."]),
         ('{"id": "p", "steps": [\n{"id": "a"', ["2:1: '{' is not closed. Add `}`."]),
-        ('{"id": "p", "title": "a\nb"}', ["1:22: a string is not closed at the end of the line."]),
+        ('{"id": "p", "title": "a\nb"}', ["1:22: a string is not closed before the end of the line."]),
         ('{"id": "p", "steps": []} x', ["1:26: unexpected text after the end of the JSON. Remove it."]),
         (
             "id: p\nsteps:\n  - id: a\n    run: x\n   needs: b\n",
@@ -433,7 +433,7 @@ def test_small_texts_that_stand_for_huge_or_deep_data_are_refused_at_once() -> N
         said = refusal("id: " + deep)
         assert "nested deeper than 100 levels" in said or "a list cannot start here" in said
     assert "nested deeper" in refusal('{"a": ' + "[" * 200 + "]" * 200 + "}")
-    assert "must come after its complete anchor" in refusal("id: &x\n  a: *x\n")
+    assert "is used before its anchor is complete" in refusal("id: &x\n  a: *x\n")
     assert f"larger than {TEXT_BYTES} bytes" in refusal("#" * (TEXT_BYTES + 1))
 
 

@@ -115,7 +115,7 @@ def test_lines_that_accepted_tests_execute_are_counted() -> None:
 
 def test_what_there_was_no_time_for_is_noted() -> None:
     found = report(before=None, ended=False)
-    assert "There was only time for 0 of 1 mutant." in found.notes
+    assert "There was only time to test 0 of 1 mutant." in found.notes
     assert "The run was stopped before it finished." in found.notes
 
 

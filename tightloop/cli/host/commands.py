@@ -309,8 +309,8 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     identity = read_identity(settings)
     if identity is None:
         raise InvalidRequestError(
-            "this host does not have a name yet. The name is created when the first worker starts. To start a "
-            "worker, run: tightloop up"
+            "this host does not have a name yet. One is assigned when the first worker starts. To start a worker, "
+            "run: tightloop up"
         )
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
@@ -389,7 +389,7 @@ def create_token(
         str, Argument(help="Name of the token's holder, for example anna. The name is shown in answers and approvals.")
     ],
     role: Annotated[
-        SealRole, Option(help="Permissions of the token. Each role includes the roles before it.")
+        SealRole, Option(help="Token permissions. Each role includes the roles before it.")
     ] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,

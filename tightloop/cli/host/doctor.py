@@ -148,7 +148,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
     try:
         missing = await client.missing_search_attributes()
     except TightloopError as error:
-        return Finding(name, False, error.message, "ask the operator of the namespace", needed=False)
+        return Finding(name, False, error.message, "ask the namespace operator", needed=False)
     if missing:
         fix = setup_command(settings.temporal.address, settings.temporal.namespace)
         return Finding(name, False, f"missing or of a different type: {', '.join(missing)}", fix)
@@ -172,7 +172,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
     ]
     if topology.stranger:
         fix = "copy the worker's key file to this host, or set privacy.keys_file"
-        rows.append(Finding("keys of the workers", False, topology.stranger, fix))
+        rows.append(Finding("worker keys", False, topology.stranger, fix))
     hosts = ", ".join(f"{home}{' (this host)' if home in topology.here else ''}" for home in topology.homes)
     rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "none", "tightloop up"))
     return rows + (await _check_open_work(client) if topology.workflows else [])

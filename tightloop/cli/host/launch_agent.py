@@ -29,7 +29,9 @@ STILL_ENDING = frozenset({5, 37})
 NOT_LOADED = frozenset({3, 36, 113})
 """Exit codes of `launchctl bootout`, depending on the macOS version, if no agent has this name or it is just ending."""
 RoleAtTheScreen = Annotated[Role, Option(help="Type of work that the worker does.")]
-OnlyShow = Annotated[bool, Option("--dry-run", help="Print what would be written and run, without doing it.")]
+OnlyShow = Annotated[
+    bool, Option("--dry-run", help="Print what would be written and run, without writing or running anything.")
+]
 
 
 def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:

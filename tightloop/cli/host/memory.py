@@ -126,7 +126,7 @@ def export(
         with out.open("x", encoding="utf-8") as file:
             file.writelines(_json_lines(rows))
     except OSError as error:
-        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose a new file") from None
+        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose a different file") from None
 
 
 def stats(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:

@@ -64,7 +64,7 @@ def describe_host(session: Session) -> dict[str, Any]:
         # The server part prints its error last, after warnings of libraries.
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise ServiceUnavailableError(
-            f"cannot list the executors and sandboxes of this host: {last.removeprefix('error: ')}"
+            f"cannot list the executors and sandboxes on this host: {last.removeprefix('error: ')}"
         )
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
@@ -140,7 +140,8 @@ def _module(name: str) -> tuple[str, ...]:
     arguments = module_arguments(name)
     if arguments is None:
         raise ServiceUnavailableError(
-            "only the client is installed on this host. Build and install tightloop-server: docs/operate/install.md"
+            "only the client is installed on this host. Build and install tightloop-server (see "
+            "docs/operate/install.md)"
         )
     return arguments
 

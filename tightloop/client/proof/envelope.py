@@ -476,4 +476,4 @@ def _to_armour(sig: str) -> bytes:
 
 def _from_armour(text: str) -> str:
     body = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("-----")]
-    return encode(decode("".join(body), "the signature of ssh-keygen"))
+    return encode(decode("".join(body), "the ssh-keygen signature"))

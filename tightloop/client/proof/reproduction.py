@@ -90,12 +90,12 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
     for run in old.runs:
         yield from _compare_runs(run, runs.pop(run.tests, None), tails)
     for run in runs.values():
-        yield Point(False, f"the proof lacks a required run of the checks{_RUNS[run.tests]}")
+        yield Point(False, f"the proof is missing a required run of the checks{_RUNS[run.tests]}")
     changed = {(file.path, file.change) for file in old.changed}, {(file.path, file.change) for file in new.changed}
     if changed[0] != changed[1] or old.changed_count != new.changed_count:
         names = (sorted(path for path, _ in one - other) for one, other in (changed, changed[::-1]))
         texts = [", ".join(paths[:_SHOWN]) or "no other file" for paths in names]
-        yield Point(False, _difference("changed files that decide a check", *texts))
+        yield Point(False, _difference("changed files that determine the result of a check", *texts))
     claimed_rules = {finding.rule for finding in old.findings}
     for finding in new.findings:
         if finding.rule not in claimed_rules and not finding.asked_by:
@@ -111,7 +111,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
 def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, str]) -> Iterator[Point]:
     suffix = _RUNS[old.tests]
     if new is None:
-        yield Point(False, f"the proof contains a run of the checks{suffix}, which was not needed on this host")
+        yield Point(False, f"the proof includes a check run{suffix} that was not needed on this host")
         return
     for one, other in zip_longest(old.checks, new.checks):
         if one is None or other is None or one.run != other.run:
@@ -125,7 +125,9 @@ def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, s
             tail = f": {tails[other.run]}" if other.run in tails else ""
             yield Point(False, _difference(title, before, now) + tail)
         elif names := [a.checker for a, b in zip(_reports(one), _reports(other), strict=True) if a != b]:
-            yield Point(False, f"{title}: the {names[0]} tests have different names, although their number is the same")
+            yield Point(
+                False, f"{title}: the {names[0]} tests have different names, although there are just as many of them"
+            )
         else:
             yield Point(True, f"reproduced in {other.sandbox or 'no sandbox'}: {title} {now}")
 
@@ -183,7 +185,8 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
     for folder in visible:
         if file.resolve().is_relative_to(folder.resolve()):
             raise InvalidRequestError(
-                f"checks can read {folder}, so the key proof.countersigning_key {file} is not safe there. Move the key"
+                f"checks can read {folder}, so the key file {file} (proof.countersigning_key) is not safe there. "
+                "Move the key"
             )
     return SigningKey(file)
 
@@ -198,8 +201,8 @@ def countersign(envelope: Envelope, reproduced: Statement, key: SigningKey) -> E
         for check in run.checks:
             if "reads" in check.not_enforced or not check.sandbox:
                 raise ProofError(
-                    f"not countersigned, because {check.run} ran in {check.sandbox or 'no sandbox'}, where the "
-                    "command can read the key. Install bubblewrap"
+                    f"not countersigned, because the command could read the key when {check.run} ran (sandbox: "
+                    f"{check.sandbox or 'no sandbox'}). Install bubblewrap"
                 )
     signature = sign(envelope.signed_bytes, key, COUNTERSIGNATURE)
     return envelope.evolve(signatures=(*envelope.signatures, signature))

@@ -350,7 +350,7 @@ def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, a
             rules.unsigned, text if rules.unsigned else f"{text}. To accept an unsigned proof, add --unsigned"
         )
     elif all(is_second.values()):
-        verification.add(False, "the first signature of the proof is missing, and there is only a countersignature")
+        verification.add(False, "the proof's first signature is missing: there is only a countersignature")
     else:
         _check_author(verification, envelope, [each for each in is_second if not is_second[each]], rules, allowed)
     _check_countersignature(verification, envelope, [each for each in is_second if is_second[each]], rules, allowed)
@@ -425,7 +425,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         verification.add(not rules.strict, f"{sentence}{hint}")
     match predicate.result, details.verdict:
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
-            verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
+            verification.add(True, f"all {commands} in the definition of done passed in a fresh checkout")
         case Result.WARNED, ProofVerdict.NOT_PROVEN:
             reasons = ", ".join(details.doubts) or "the proof gives no reason"
             hint = "" if rules.accepted else ". To accept such a proof, add --accepted"
@@ -437,7 +437,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         case _:
             failed = ", ".join(predicate.failed_tests[:3]) or "the proof lists no failed command"
             verification.add(
-                False, f"the proof reports that the work is not proven ({predicate.result.value}): {failed}"
+                False, f"the proof's own result is that the work is not proven ({predicate.result.value}): {failed}"
             )
 
 
@@ -477,12 +477,12 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
             True, f"the commit checked out in {repository.root} contains exactly the proven files ({tree[:12]})"
         )
     elif repository.on_disk() == tree:
-        verification.add(True, f"the files in {repository.root} are exactly the proven ones ({tree[:12]})")
+        verification.add(True, f"the files in {repository.root} exactly match the proven files ({tree[:12]})")
     elif repository.has(tree):
         verification.add(
             False,
-            f"the proven files ({tree[:12]}) are in the repository {repository.root}, but they are not checked out. "
-            "Check out the commit that contains them",
+            f"the files covered by the proof ({tree[:12]}) are in the repository {repository.root}, but they are "
+            "not checked out. Check out the commit that contains them",
         )
         return
     else:

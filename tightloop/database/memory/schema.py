@@ -196,7 +196,7 @@ MEMORY = Migrations(
     versions=Path(__file__).with_name("versions"),
     table="memory_version",
     metadata=TABLES,
-    when_damaged="Move the file out of the way. The memory then starts empty, but nothing else is lost",
+    when_damaged="Move the file out of the way. The memory will then start empty, but nothing else will be lost",
 )
 
 

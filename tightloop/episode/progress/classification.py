@@ -95,7 +95,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         again = facts.no_change_streak
         implied = _LOW if again >= thresholds.no_change_low else _MEDIUM
         times = f", {again} times in a row" if again > 1 else ""
-        yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
+        yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor did not change any files{times}")
     if facts.newly_failing:
         # A long change breaks several checks before it repairs them.
         implied = _MEDIUM if facts.progress else _LOW
@@ -142,9 +142,9 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
     if stuck and facts.plan_seen_before:
         yield _reason(ReasonKind.SAME_PLAN_AGAIN, _MEDIUM, "the same plan was already carried out")
     if facts.alternates:
-        yield _reason(ReasonKind.ALTERNATION, _LOW, "the tree goes back and forth between the same states")
+        yield _reason(ReasonKind.ALTERNATION, _LOW, "the tree keeps going back and forth between the same states")
     elif facts.errors_alternate:
-        yield _reason(ReasonKind.ALTERNATION, _LOW, "the checks go back and forth between the same failures")
+        yield _reason(ReasonKind.ALTERNATION, _LOW, "the checks keep going back and forth between the same failures")
 
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:

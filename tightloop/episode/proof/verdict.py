@@ -591,7 +591,7 @@ def not_held(
     for sandbox in dict.fromkeys(check.sandbox for check in runs):
         if sandbox in ("sandbox-exec", "unsafe-local"):
             lines.append(
-                f"{sandbox} has no mounts, so installed programs can be changed and can see the path of the workspace"
+                f"{sandbox} has no mounts, so installed programs can be changed and can see the workspace path"
             )
     unknown = dict.fromkeys(check.run for check in runs if not check.watched)
     lines += [

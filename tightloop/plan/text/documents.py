@@ -162,7 +162,7 @@ class _Reader:
             if "escape" in error.msg:
                 raise TextError("invalid backslash escape", self._position(error.pos), "Write `\\\\`") from None
             hint = 'Close the string with `"`, and write a line break as `\\n`'
-            raise TextError("a string is not closed at the end of the line", self._position(offset), hint) from None
+            raise TextError("a string is not closed before the end of the line", self._position(offset), hint) from None
         try:
             # JSON escapes can spell half of a surrogate pair, which UTF-8 cannot encode.
             value.encode()

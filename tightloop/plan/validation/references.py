@@ -344,7 +344,9 @@ def _pattern_faults(path: Path, patterns: Iterable[str]) -> Iterator[Fault]:
 def _http_faults(http: HttpAction, network: tuple[str, ...]) -> Iterator[Fault]:
     if bool(http.url) == bool(http.urls):
         yield Fault(
-            ("http",), "`http` must have either `url` or `urls`", "Use `url` for one response or `urls` for documents"
+            ("http",),
+            "`http` must have either `url` or `urls`",
+            "Use `url` for a single response, or `urls` for documents",
         )
         return
     other = ("max_age_s", "at_least") if http.url else ("method", "headers", "secret_headers", "body", "expect_status")

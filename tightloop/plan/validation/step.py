@@ -60,7 +60,7 @@ def check_step(scope: Scope, index: int) -> None:
     if isinstance(step.for_each, tuple) and len(step.for_each) > most:
         problem = f"'{step.id}' expands to {format_count(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
         scope.report.error(
-            "fan-out", scope.at(index, "for_each"), problem, "Raise budget.max_fan_out, or split the items"
+            "fan-out", scope.at(index, "for_each"), problem, "Raise budget.max_fan_out, or split up the items"
         )
     _check_action(scope, index, step)
     for fields, message, suggestion in _faults(step):

@@ -360,7 +360,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
             VIOLATIONS["mass_deletion"]._replace(verdict=verdict),
             at=("", "\n".join(paths)),
             where=WHOLE_CHANGE,
-            evidence=f"deleted {format_count(len(paths), 'file')} that the plan did not announce, losing "
+            evidence=f"deleted {format_count(len(paths), 'file')} that the plan did not mention, losing "
             f"{format_count(lost, 'line')} ({share:.0%} of all lines): {', '.join(paths[:PATHS_SHOWN])}",
         )
     paths_gone = {file.path for file in change.files if file.deleted}

@@ -77,7 +77,7 @@ class CodeReview(NamedTuple):
             lines.append(f"  instead: {finding.suggestion}")
         last = "Change the forbidden code" if denied else "Change the code"
         lines.append(
-            f"{last} and run the code again. If a person has to allow something, you can also wait for the answer."
+            f"{last} and run the code again. If someone has to approve something, you can also wait for their answer."
         )
         return abridge("\n".join(lines), MESSAGE_CHARACTERS)
 

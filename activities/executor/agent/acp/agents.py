@@ -105,7 +105,7 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
     config: dict[str, object] = {"autoupdate": False, "share": "disabled"}
     if base_url and not model:
         raise ExecutorError(
-            "opencode requires a model name. Set executor.agents.opencode.model or specify the model in the order"
+            "opencode requires a model name. Set executor.agents.opencode.model, or specify the model in the request"
         )
     if base_url:
         provider = {

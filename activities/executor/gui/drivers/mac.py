@@ -153,13 +153,14 @@ def problems(
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
             "the worker's program is not allowed to send keys, which tightloop needs to paste the plan and press "
-            f"Enter. {privacy} > Accessibility (if the program is already in the list, remove it and add it "
-            "again), and restart the worker"
+            f"Enter. Allow it in {privacy} > Accessibility (if the program is already in the list, remove it and "
+            "add it again), then restart the worker"
         )
     if not may_take_pictures:
         obstacles.append(
-            "the worker's program is not allowed to take screenshots, which window.agent_s needs to find the chat box. "
-            f"{privacy} > Screen & System Audio Recording, and restart the worker, or remove window.agent_s"
+            "the worker's program is not allowed to take screenshots, which window.agent_s needs to find the chat "
+            f"box. Allow it in {privacy} > Screen & System Audio Recording and restart the worker, or remove "
+            "window.agent_s"
         )
     return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 

@@ -23,8 +23,8 @@ def upgrade() -> None:
         query = sa.text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
         if connection.execute(query).scalar() is None:
             raise WorkspaceError(
-                "the PostgreSQL server at database.url does not have the vector extension that the memory needs. "
-                "Install pgvector on that server, or store the memory on each host with the setting memory.store: local"
+                "the PostgreSQL server at database.url does not have the vector extension, which memory requires. "
+                "Install pgvector on that server, or set memory.store: local to store memory on each host"
             )
         op.execute("CREATE EXTENSION IF NOT EXISTS vector")
     TABLES.create_all(connection, checkfirst=False)
