@@ -42,7 +42,7 @@ class CollectionTotals(Value):
 
 @dataclass(frozen=True)
 class RetentionActivities:
-    """Activities that free data on the host where they run."""
+    """Activities that free up space by deleting data on the host where they run."""
 
     collect: Callable[[], Awaitable[CollectionTotals]]
     """Asks Temporal for open workflows and frees the data that the host's settings allow."""

@@ -5,7 +5,7 @@
     │   ├── MessageError         a plan message or request lacks a section
     │   ├── PlanError            a plan's text is invalid; lists all problems with positions
     │   ├── ExpressionError      an expression or a reference of a plan is invalid
-    │   ├── ReferenceMissingError  a reference of a plan has no value
+    │   ├── ReferenceMissingError a reference in a plan has no value
     │   ├── WrongStateError      the run's state does not allow the operation
     │   ├── IdTakenError         the id is or was used by another run
     │   └── SettingsError        a setting is unknown or invalid
@@ -44,7 +44,7 @@ PROBLEMS_SHOWN = 20
 
 
 class Position(NamedTuple):
-    """Position in a text, counted from 1. Line 0 means that the problem has no position."""
+    """Position in text, starting at 1. Line 0 means that the problem has no position."""
 
     line: int = 0
     column: int = 0
@@ -365,6 +365,6 @@ class ProjectNotFoundError(TightloopError):
 
 
 class ServiceUnavailableError(TightloopError):
-    """Temporal, the database or the workers on the task queue do not respond."""
+    """Temporal, the database or the workers on the task queue are not responding."""
 
     retryable, status, code = True, 503, "unavailable"

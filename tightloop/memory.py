@@ -68,7 +68,7 @@ KEY_CHARACTERS = 120
 
 
 class Kind(StrEnum):
-    """The kind of an entry in the memory."""
+    """The kind of a memory entry."""
 
     FAILURE = "failure"
     PATTERN = "pattern"
@@ -148,7 +148,7 @@ class Fact(Value):
 
 
 class Query(Value):
-    """Query for a search in the memory."""
+    """Query for searching the memory."""
 
     text: str
     """Command output, its last line, or free text."""
@@ -162,7 +162,7 @@ class Query(Value):
 
 
 class Match(StrEnum):
-    """The way in which a search result matches the query."""
+    """How a search result matches the query."""
 
     SIGNATURE = "signature"
     SIMILAR = "similar"
@@ -358,7 +358,7 @@ def bm25(
 
 
 def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, documents: int, average: float) -> float:
-    """Return the score of the query against itself, which is the upper bound of all scores."""
+    """Return the score of the query against itself, which is the upper bound on all scores."""
     length = sum(query.values())
     return sum(
         idf(frequencies.get(term, 0), documents) * _saturate(Posting("", count, length), average)
@@ -384,7 +384,7 @@ TEXT_CHARACTERS = 2_000
 
 
 def hash_text(text: str, dimension: int) -> "array[float]":
-    """Hash a text to a float32 unit vector of length `dimension`."""
+    """Hash text into a float32 unit vector of length `dimension`."""
     counts: Counter[str] = Counter()
     for token in text.lower()[:TEXT_CHARACTERS].split():
         # The spaces make the ends of a word differ from its middle.

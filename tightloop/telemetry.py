@@ -2,7 +2,7 @@
 
 Telemetry is disabled unless the settings or the environment specify a collector.
 
-Labels and attributes are enums, numbers and ids. For texts, only the length and digest are exported.
+Labels and attributes are enums, numbers and ids. For text, only the length and digest are exported.
 """
 
 import re
@@ -125,7 +125,7 @@ class TelemetrySettings(Document):
     def find_ignore_reason(self, environ: Mapping[str, str]) -> str:
         """Return the reason why the collector in the environment is ignored.
 
-        The result is "" if the collector is used or not set.
+        The result is "" if the collector is used, or if none is set.
         """
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""

@@ -151,7 +151,7 @@ def work_problems(work: Any) -> str:
 
 
 def drift_files(drift: Any) -> str:
-    """List the changed files, such as `2 files: a.txt, b.txt`."""
+    """Return a list of the changed files, such as `2 files: a.txt, b.txt`."""
     paths = ", ".join(drift.paths[:PATHS_SHOWN])
     # `paths` is bounded, `count` is not.
     more = drift.count - min(len(drift.paths), PATHS_SHOWN)

@@ -299,7 +299,7 @@ class Recall(Document):
 def memories(settings: Settings, service: ModelService) -> Memories:
     """Return a function that opens project memories.
 
-    If a memory fails, its caller does not receive an error.
+    Failures of a memory are not raised to its caller.
     """
     if not settings.memory.enabled:
         return no_memories

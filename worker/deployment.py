@@ -238,7 +238,7 @@ UNVERSIONED = "unversioned"
 
 
 class Deployment:
-    """The builds of a deployment, and the routing of new workflows to these builds."""
+    """The builds of a deployment, and the routing of new workflows to them."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
         """Use the deployment `name`. An empty build id stands for workers without a version.
@@ -372,7 +372,7 @@ class Deployment:
     async def need_fitting_histories(self, days: int) -> str:
         """Replay recent workflows with the installed code, and return a report.
 
-        Recent workflows are open, or ended in the last `days` days.
+        A workflow is recent if it is open or ended in the last `days` days.
 
         Raises:
             InvalidRequestError: the code does not match a history. The message names the workflow and the
@@ -426,8 +426,8 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
     Args:
         client: connection to Temporal.
         settings: effective settings.
-        unversioned: select workers without a version. If the settings do not name a deployment, use the one
-            to which Temporal routes workflows or which has workers on the episodes' task queue.
+        unversioned: select workers without a version. If the settings do not name a deployment, use the one that
+            Temporal routes workflows to, or that has workers on the episodes' task queue.
 
     Raises:
         SettingsError: there is no deployment.

@@ -148,8 +148,8 @@ def print_reproduction(settings: Settings) -> None:
 def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) -> Proof:
     """Run the checks on the initial and the delivered tree, and return the resulting proof.
 
-    A proof does not include the goal. Changes that the goal announced are treated as approved, so that the
-    same files are restored. Other commits are not searched for copies.
+    A proof does not include the goal. Changes that the goal mentioned are treated as approved, so that the same files
+    are restored. Other commits are not searched for copies.
     """
     tree, store = _open_tree(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
     runner = CheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)

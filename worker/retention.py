@@ -180,7 +180,7 @@ class GarbageCollector:
     async def collect(self) -> CollectionTotals:
         """Free leftovers that are older than the retention time.
 
-        At a disk limit, younger leftovers are also freed, oldest first. Open work, kept work and work that
+        When a disk limit is reached, newer leftovers are also freed, oldest first. Open work, kept work and work that
         ended within the last hour are never freed.
 
         Raises:
@@ -214,8 +214,8 @@ async def free(
     reported as busy.
 
     Raises:
-        ServiceUnavailableError: Temporal does not respond, and nothing was freed. Or the remote store does
-            not respond, and the next collection frees the rest.
+        ServiceUnavailableError: Temporal is not responding and nothing was freed, or the remote store is not
+            responding and the next collection will free the rest.
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.delete_copies
@@ -239,7 +239,7 @@ async def free(
 
 
 def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
-    """Delete packages from setup commands that no worktree uses. Return the number of freed bytes."""
+    """Delete packages from setup commands that no worktree uses. Return the number of bytes freed."""
     return free_cache(settings.workspace.cached_environments_mb * 1_000_000, dry_run=dry_run)[1]
 
 

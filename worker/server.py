@@ -142,7 +142,7 @@ async def launch_server(module: str, settings_file: Path | None, first_line: str
 
 @asynccontextmanager
 async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIterator[None]:
-    """Run the web page and the HTTP API during the block, unless they are disabled or already running.
+    """Serve the web page and the HTTP API during the block, unless they are disabled or already running.
 
     Raises:
         ServiceUnavailableError: the servers do not start.
@@ -254,7 +254,7 @@ def tuning_arguments() -> list[str]:
 
 
 def temporal_binary() -> TrustedProgram:
-    """Find the `temporal` program of this environment.
+    """Find the `temporal` program in this environment.
 
     Raises:
         ServiceUnavailableError: the program is not installed.

@@ -82,7 +82,7 @@ def stop_event() -> asyncio.Event:
 async def working(
     client: Client, settings: Settings, role: Role, health: Health, tenure: str = ""
 ) -> AsyncIterator[None]:
-    """Run a role's workers during the block. When the block ends, running activities get time to finish."""
+    """Run a role's workers during the block. When the block ends, running activities are given time to finish."""
     # Agents only run where workspaces or screens are.
     if role not in (Role.WORKFLOWS, Role.LLM):
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
@@ -307,7 +307,7 @@ STAY_HINT = "The server keeps running so that you can look around. Press Ctrl-C 
 
 
 def make_sample(folder: Path) -> Path:
-    """Copy the sample package to a new folder, and commit it to a new git repository in this folder."""
+    """Copy the sample package to a new folder and commit it to a new git repository there."""
     target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     # The person's git configuration may demand signed commits, and a passphrase nobody could type here.

@@ -1,4 +1,4 @@
-"""Starting of child workflows and waiting for their results."""
+"""Starts child workflows and waits for their results."""
 
 import asyncio
 from datetime import timedelta

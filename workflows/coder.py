@@ -125,7 +125,7 @@ class CoderWorkflow:
     async def run(self, coder_input: CoderInput) -> CoderResult:
         """Run the delivery.
 
-        Errors of the model or the tools never fail the workflow. They are reported in the result's status.
+        Errors from the model or the tools never fail the workflow. They are reported in the result's status.
         """
         # An `ApplicationError` fails the workflow; any other error would only fail the task, again and again.
         with refusals():

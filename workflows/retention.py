@@ -21,7 +21,7 @@ class RetentionWorkflow:
 
     @workflow.run
     async def run(self) -> CollectionTotals:
-        """Run a garbage collection on this host."""
+        """Run garbage collection on this host."""
         return await workflow.execute_activity_method(
             RetentionActivities.collect_leftovers,
             activity_id=new_activity_id(),

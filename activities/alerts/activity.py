@@ -96,7 +96,7 @@ class AlertsSent(Value):
 
 @dataclass(frozen=True)
 class AlertActivities:
-    """Sends alerts. If a channel rejects an alert, Temporal retries only this channel."""
+    """Sends alerts. If a channel rejects an alert, Temporal retries only that channel."""
 
     post: AlertDelivery
     sent_alerts: "SentAlerts"

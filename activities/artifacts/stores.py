@@ -97,7 +97,7 @@ class PackedArtifacts:
     def put(self, contents: Mapping[str, bytes]) -> None:
         """Store all contents in a single transaction. If this fails, nothing is stored.
 
-        Existing artifacts get a new time. Damaged artifacts are repaired.
+        Existing artifacts get a new timestamp. Damaged artifacts are repaired.
 
         Raises:
             StorageFullError: the disk is full.
@@ -267,7 +267,7 @@ class LocalArtifactStore:
         return content
 
     def find(self, digest: str) -> bytes | None:
-        """Return the stored bytes of a digest without verifying them."""
+        """Return the bytes stored under a digest without verifying them."""
         content = self._packed.find(digest)
         if content is None:
             with contextlib.suppress(FileNotFoundError):

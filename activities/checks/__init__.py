@@ -1,1 +1,1 @@
-"""Execution of the checks of the definition of done."""
+"""Runs the checks in the definition of done."""

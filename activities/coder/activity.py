@@ -105,7 +105,7 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next turn. If the turn is already in the journal, no new request is paid for.
+        """Ask a model for its next turn. A turn that is already in the journal is reused and not paid for again.
 
         Raises:
             PlannerError: the service refuses. Not retryable.
@@ -193,7 +193,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> JudgeResult:
-        """Verify that new tests can fail. Delete test files without such a test.
+        """Verify that new tests can fail. Delete test files that contain no such test.
 
         Apart from the deletion, this is idempotent.
         """
@@ -202,7 +202,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def try_check(self, request: TryCheckRequest) -> TryCheckResult:
-        """Try a check on the tree from before any work. Idempotent.
+        """Try a check on the tree as it was before any work. Idempotent.
 
         If the check fails with an assertion, its test file is added to the tree.
         """

@@ -159,7 +159,7 @@ def digest_call(call: ProposedCall) -> str:
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Find a result of this session by at least the first 12 digits of its digest.
+    """Find a result of this session by a prefix of its digest, at least 12 digits long.
 
     Returns None if the digits are ambiguous. Other contents of the artifact store are not searched.
     """

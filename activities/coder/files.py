@@ -29,7 +29,7 @@ _PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")
 
 
 def has_placeholder(text: str) -> bool:
-    """Return whether a text contains a placeholder that hides a secret from the model."""
+    """Return whether the text contains a placeholder that hides a secret from the model."""
     return _PLACEHOLDER.search(text.encode("utf-8", "replace")) is not None
 
 
@@ -47,7 +47,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Apply the CRLF line endings and the byte order mark of the previous content to a text."""
+    """Give text the CRLF line endings and the byte order mark of the previous content."""
     if before is None:
         return text
     # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
@@ -225,7 +225,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def format_path(path: str) -> str:
-    """Format a path for messages. Paths with unprintable characters or outer spaces are quoted."""
+    """Format a path for messages. Paths with unprintable characters or leading or trailing spaces are quoted."""
     plain = os.fsencode(path).decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
 

@@ -90,7 +90,7 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates in a text. JSON allows them, but UTF-8 files do not."""
+    """Replace lone surrogates in text. JSON allows them, but UTF-8 files do not."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -190,7 +190,7 @@ def _items(message: Message) -> list[Json]:
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Apply `change` to all texts of a message, including the texts in call arguments."""
+    """Apply `change` to all text in a message, including the text in call arguments."""
     # Applied to decoded values: on raw JSON, a placeholder could replace a quote and break it.
     mapped = [
         json.dumps(_mapped_value(json.loads(call.arguments), change), ensure_ascii=False) for call in message.calls

@@ -231,8 +231,8 @@ class ToolContext:
 class Tool:
     """A tool that the coder can call.
 
-    A tool either reads something, or prepares a file change or a program start. `ToolExecutor` records
-    the change or the start before carrying it out.
+    A tool either reads something, or prepares to change a file or start a program. `ToolExecutor` records the change
+    or the start before carrying it out.
     """
 
     spec: ToolSpec

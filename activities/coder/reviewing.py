@@ -123,7 +123,7 @@ class ChangedTests:
         )
 
     def try_check(self, context: ToolContext, proposed: ProposedCheck, runner: CheckRunner) -> tuple[str, str]:
-        """Write the test file of a check, and run the check on the tree from before any work.
+        """Write the test file of a check, and run the check on the tree as it was before any work began.
 
         Returns:
             The new tree and "" if the check counts. Otherwise, the original tree and the reason, addressed to

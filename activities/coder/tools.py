@@ -114,7 +114,7 @@ EDITED_LINES = 24
     new=text("Replacement text (empty: remove the old text)"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
-    """Prepare an edit of a file. The result shows the surrounding lines."""
+    """Prepare an edit to a file. The result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
         raise ToolError(f"{format_path(path)} does not exist. Use create_file for a new file")

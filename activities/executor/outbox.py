@@ -118,7 +118,7 @@ class Outbox:
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Durably record the report of a delivery. Recording an equal report again has no effect.
+        """Durably record the report of a delivery. Recording an identical report again has no effect.
 
         Raises:
             DeliveryError: the key was never queued, or has a different report.

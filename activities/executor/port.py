@@ -174,7 +174,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class NoExecutor(Executor):
-    """The executor that is used if no other one is available. Every order fails with the reasons."""
+    """The executor that is used if no other one is available. Every order fails and gives the reasons."""
 
     reason: str
     """A sentence for a person."""
@@ -213,7 +213,7 @@ class ExecutorSelection:
 
 
 def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
-    """Return the first executor in the order of preference that is usable on this host."""
+    """Return the first executor, in order of preference, that is usable on this host."""
     passed_over: list[str] = []
     for name in (choice.name, *choice.fallback):
         try:

@@ -133,7 +133,7 @@ def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
         follow: whether to resolve a symlink at the end of the path.
 
     Raises:
-        ExecutorError: the path is the tree itself or leaves it.
+        ExecutorError: the path is the tree itself or is outside it.
     """
     if "\0" in path:
         raise ExecutorError(f"cannot use path {path!r} in the script: it contains a null byte")

@@ -218,7 +218,7 @@ KEPT = 100
 
 
 class Packets:
-    """Store for the packets of a project, as files."""
+    """Stores a project's packets as files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -162,7 +162,7 @@ class ModelTaskPlanner:
 
 
 def apply_privacy(briefing: TaskBriefing) -> TaskBriefing:
-    """Remove content from a briefing that its prompt privacy does not allow."""
+    """Remove the content that a briefing's prompt privacy does not allow."""
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
     packet = briefing.packet

@@ -1,4 +1,4 @@
-"""Questions to a model: prompts, and repetition until the response is usable, a limited number of times."""
+"""Asking a model: prompts, and a limited number of retries until the response is usable."""
 
 import asyncio
 import hashlib
@@ -288,7 +288,7 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
 def apply_privacy(briefing: B) -> B:
-    """Remove content from a briefing that its prompt privacy does not allow.
+    """Remove the content that a briefing's prompt privacy does not allow.
 
     The level `summary` keeps the goal, the definition of done, operator notes, the names and counts of
     checks, the names of changed files, the titles and outcomes of iterations, and reflections that were

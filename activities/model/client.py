@@ -140,7 +140,7 @@ class FirstAvailable:
         Args:
             call: asks a model.
             conversation: the conversation's id for telemetry.
-            agent: the asking agent's name for telemetry.
+            agent: name of the calling agent, for telemetry.
 
         Raises:
             PlannerError: the service refuses or offers none of the models. Not retryable.

@@ -291,7 +291,7 @@ class Level(StrEnum):
 
 
 class Reading(NamedTuple):
-    """The result of searching a text for an object."""
+    """The result of searching text for an object."""
 
     value: dict[str, Any] | None
     level: Level

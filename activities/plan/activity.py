@@ -386,7 +386,7 @@ class PlanActivities:
 
         Raises:
             WorkspaceError: the workspace cannot be used. The message says what to do. Not retryable.
-            PlanError: the plan is invalid. The error lists all problems with line and column. Not retryable.
+            PlanError: the plan is invalid. The error lists all problems with their lines and columns. Not retryable.
             IdTakenError: another plan in this project has already used the id. Not retryable.
         """
         opened = self._opener.open(request)
@@ -488,7 +488,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
-        """Compensate one attempt of a step. If this fails, the files remain unchanged."""
+        """Compensate one attempt at a step. If this fails, the files remain unchanged."""
         result = self._compensator.compensate(request, self._run_as_written)
         note_compensation(self._ledger(request.scope), request, result, this_call())
         return result

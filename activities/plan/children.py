@@ -186,7 +186,7 @@ class Worktrees:
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
-        """Remove the worktrees of children that were cancelled, or not settled because their worker died."""
+        """Remove the worktrees of children that were cancelled, or whose worker died before they were settled."""
         folder = state_folder_of(scope) / "worktrees"
         # By name, as nothing else remembers a child whose parent died before it was settled.
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []

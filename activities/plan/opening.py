@@ -1,4 +1,4 @@
-"""Opening, loading and revising of plans."""
+"""Opens, loads and revises plans."""
 
 import contextlib
 import itertools
@@ -63,7 +63,7 @@ class RerunBase(Value):
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
     """Record the final tree of a run, unless somebody else has edited files.
 
-    A re-run must not revert the edits of other people.
+    A re-run must not revert other people's edits.
     """
     alone = is_made_by_steps(scope.base_tree, records.find_run_records(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")

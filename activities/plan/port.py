@@ -94,7 +94,7 @@ class Work:
     def resolve(self, value: Any) -> Any:
         """Replace the references in a text, list or mapping with their values.
 
-        A text that consists of a single reference is replaced with the value itself.
+        A string that consists of a single reference is replaced with the value itself.
         """
         return resolve(value, self.lookup)
 

@@ -67,7 +67,7 @@ class LoadPlanRequest(Value):
 
 
 class RevisePlanRequest(Value):
-    """A request for a new revision. If no person has supplied a text, a planner is asked."""
+    """A request for a new revision. If nobody has supplied its text, a planner is asked."""
 
     scope: PlanScope
     source: str = ""

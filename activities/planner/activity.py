@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Planner(Protocol):
-    """Decides on the next step. An invalid model response is returned as a verdict instead of raised."""
+    """Decides on the next step. An invalid model response is returned as a verdict instead of being raised."""
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
         """Decide on the next step, based on a briefing.

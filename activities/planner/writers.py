@@ -1,4 +1,4 @@
-"""Writing of a failing check, if every check passes before any work, and of hidden scenarios, by a model."""
+"""Has a model write hidden scenarios, and a failing check if every check passes before any work is done."""
 
 import asyncio
 import re
@@ -72,7 +72,7 @@ class ScenarioWriter:
         self._predictions = PromptedAsker(service, PROMPTS / "predict", "predictions")
 
     async def write(self, briefing: Briefing, root: Path, limit: int) -> DraftAnswer:
-        """Draft at most `limit` scenarios. Both of the model's answers must agree on the expected output.
+        """Draft at most `limit` scenarios. The model's two answers must agree on the expected output.
 
         The second question contains the programs, but not the expected output from the first answer.
 

@@ -46,9 +46,9 @@ def run_process(
 ) -> ProcessResult:
     """Run a program until it exits, exceeds a limit or is cancelled.
 
-    When this returns, no process of the tree is running, even if a callback raises an error. If this
-    process dies, the tree ends within a second or two. The call takes at most the wall limit, two grace
-    periods and a few seconds.
+    When this returns, no process of the tree is running, even if a callback raises an error. If this process dies, the
+    tree ends within a second or two. The call takes at most the wall-time limit plus two grace periods and a few
+    seconds.
 
     Args:
         request: the program and its limits.
@@ -88,9 +88,9 @@ def run_process(
 def search_path(root: Path) -> dict[str, str]:
     """Return `PATH`, `VIRTUAL_ENV` and `RUSTUP_HOME` for commands that run in a tree.
 
-    The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and
-    checks share this path so that both use the same formatter. Use it only for look-ups inside a sandbox.
-    Outside a sandbox, programs in a tree must not be found.
+    The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and checks share this
+    path so that both use the same formatter. Use it only for look-ups inside a sandbox. Outside a sandbox, programs in
+    a tree must not be picked up.
     """
     bin_folder = root / ".venv" / "bin"
     folders = [str(bin_folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

@@ -329,10 +329,10 @@ class ProcessSession:
     def end(self, reason: Reason | None) -> ProcessResult:
         """End the program and its descendants, and return the result. Later calls return the same result.
 
-        If `reason` is `EXITED`, the program's input is closed and the program has the grace period to exit. If
-        `reason` is None, because the caller failed, everything is killed immediately. An exceeded limit or a
-        failed start takes precedence over `reason`. `exit_code` is set if the program exited before it was
-        signalled. This blocks for at most two grace periods and a few seconds.
+        If `reason` is `EXITED`, the program's input is closed and it is given the grace period to exit. If `reason` is
+        None, because the caller failed, everything is killed immediately. An exceeded limit or a failed start takes
+        precedence over `reason`. `exit_code` is set if the program exited before it was signalled. This blocks for at
+        most two grace periods and a few seconds.
         """
         self._asked.set()
         with self._ending:
@@ -362,9 +362,9 @@ class ProcessSession:
 def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> Iterator[ProcessSession]:
     """Start a program and yield its pipes. Leaving the context always ends its whole process tree.
 
-    Standard error is read continuously so that it never blocks the program. The caller reads standard
-    output, so the request's `idle_limit_s`, `output_limit_bytes` and `stdin` are ignored. Wall, memory
-    and process limits apply. Exceeding a limit kills the program, and `end` returns the limit.
+    Standard error is read continuously so that it never blocks the program. The caller reads standard output, so the
+    request's `idle_limit_s`, `output_limit_bytes` and `stdin` are ignored. Wall-time, memory and process limits apply.
+    Exceeding a limit kills the program, and `end` returns the limit.
 
     Args:
         request: the program and its limits.

@@ -59,7 +59,7 @@ class BoundedOutput:
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
-        """Return the output that was kept. If a part was dropped, a line states its size."""
+        """Return the output that was kept. If part of it was dropped, a line gives the size of that part."""
         with self._changing:
             self._trim()
             cut_note = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
@@ -123,7 +123,7 @@ class Growth:
 
 
 class GrowthWatch:
-    """Watches how much data a program adds to the disk after its start."""
+    """Watches how much data a program adds to the disk after it starts."""
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
@@ -133,7 +133,7 @@ class GrowthWatch:
         self._deadline = 0.0
 
     def describe_excess(self, pids: Callable[[], Iterable[int]]) -> str:
-        """Return a sentence about the exceeded disk limit, or "" if no limit was exceeded.
+        """Return a sentence describing the disk limit that was exceeded, or "" if none was.
 
         Args:
             pids: returns the pids of the program and its descendants. Deleted files that they have open are

@@ -1,9 +1,9 @@
 """Supervisor between the worker and one program. It kills all of the program's descendants.
 
 This is a script for an isolated interpreter. It is started once per run, so it imports only built-in modules (and
-ctypes on Linux). It receives two messages over a socket (see `activities/process/start.py`). The first one contains the
-control groups, in which it forks the process that waits to become the program. The second one is the order. It answers
-in lines:
+ctypes on Linux). It receives two messages over a socket (see `activities/process/start.py`). The first one names the
+control groups; inside them, it forks the process that waits to become the program. The second one is the order. It
+answers in lines:
 
     started <pid> <1: orphans are adopted by the shim>
     failed <what> <errno> <text>
@@ -87,7 +87,7 @@ class Reaper:
     def sweep(self) -> None:
         """Kill all descendants and report them.
 
-        All descendants are stopped first, so that none of them forks in the meantime.
+        All descendants are stopped first, so that none can fork in the meantime.
         """
         until = time.monotonic() + SWEEP_S
         while not self._reap() and time.monotonic() < until:
@@ -135,7 +135,7 @@ class Reaper:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living descendants of a process, without the process itself."""
+    """Return the live descendants of a process, excluding the process itself."""
     children: dict[int, list[tuple[int, bool]]] = {}
     for child, parent, lives in _processes():
         children.setdefault(parent, []).append((child, lives))

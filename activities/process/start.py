@@ -191,7 +191,7 @@ class ProcessTree:
         return self._known
 
     def members(self) -> Set[psutil.Process]:
-        """Return all living processes of the tree, including the leader.
+        """Return all live processes in the tree, including the leader.
 
         Without a subreaper, this scans the whole host.
         """
@@ -212,7 +212,7 @@ class ProcessTree:
         return self.observe()
 
     def signal(self, number: Signals) -> Set[psutil.Process]:
-        """Send a signal to all processes of the tree and return them.
+        """Send a signal to all processes in the tree, and return the processes.
 
         All processes are stopped until each one has received the signal. Otherwise, a shell would run its
         next command when its child dies.
@@ -323,7 +323,7 @@ class Shim:
         return self._channel.fileno()
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Order the shim to start the program, and wait until the program is running.
+        """Tell the shim to start the program, and wait until the program is running.
 
         Raises:
             NotStartedError: the program cannot be executed.
@@ -402,8 +402,7 @@ class Shim:
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
     """Start a shim and a process. The process joins the control groups and waits for `start`.
 
-    The pipes are unbuffered pipes from `popen`. The shim ends when `finish` is called or when this process
-    ends.
+    The pipes come from `popen` and are unbuffered. The shim ends when `finish` is called or when this process ends.
 
     Raises:
         OSError: no process can be started.

@@ -252,7 +252,7 @@ class ReviewActivities:
 
     @activity.defn
     async def review_proof(self, request: ReviewRequest) -> ReviewResult:
-        """Ask a model whether the change solves the task in general. Store the proof with the review.
+        """Ask a model whether the change solves the task overall. Store the proof with the review.
 
         The same work is reviewed only once. If the model is slow or unavailable or gives no usable answer, there
         is simply no review. Not idempotent: each retry makes another paid request.

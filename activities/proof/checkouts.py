@@ -1,4 +1,4 @@
-"""Temporary folders for proofs, which contain checkouts and checker observers, and the observation of opened files."""
+"""Observation of opened files, and temporary folders for proofs, which contain checkouts and checker observers."""
 
 import contextlib
 import ctypes
@@ -150,7 +150,7 @@ class ProofFolder:
     def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
         """Add observers to a check, and start watching the files in `paths` immediately.
 
-        `paths` are files of the tree. `seen_root` is the path of the tree as the check sees it.
+        `paths` are files in the tree. `seen_root` is the path of the tree as the check sees it.
         """
         opened = OpenedFiles(view.content or self._root, [path for path in paths if not is_cache(path)])
         events = self.folder("events")
@@ -298,7 +298,7 @@ FILES_LIMIT = 20_000
 
 
 class OpenedFiles:
-    """The files of a tree that are opened between `start` and `stop`, in the order of first opening.
+    """The files in a tree that are opened between `start` and `stop`, in the order in which they are first opened.
 
     inotify sees every process on this host, in any language and through any mount. It does not report
     which process opened a file. It does not see containers on another host, and it only exists on Linux.

@@ -1,4 +1,4 @@
-"""Changes since the start of the work, including the changes that decide a check."""
+"""Changes since the start of the work, including those that determine the result of a check."""
 
 import functools
 import hashlib
@@ -212,7 +212,7 @@ class Difference:
         }
 
     def source_texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the texts of changed files before and after the change.
+        """Return the contents of changed files before and after the change.
 
         Files that decide a check are left out.
         """
@@ -221,13 +221,13 @@ class Difference:
         return self._texts(self.before, paths), self._texts(self.after, paths)
 
     def hollow(self, names: Iterable[str], *, is_none: bool) -> dict[str, object]:
-        """Build the instructions for running tests while all functions of the product do nothing."""
+        """Build the instructions for running tests with all of the product's functions doing nothing."""
         kept = [path for path in self.after if path.endswith(".py") and self._guards.kind_of(path) is not None]
         kept += [file.path for file in self.guarded]
         return {"kept": kept, "tests": sorted(names), "none": is_none, "environments": sorted(ENVIRONMENTS)}
 
     def new_test_texts(self) -> dict[str, str]:
-        """Return the delivered texts of the changed Python tests."""
+        """Return the delivered text of each changed Python test."""
         paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path.endswith(".py")]
         return self._texts(self.after, paths)
 

@@ -1,4 +1,4 @@
-"""Discovery of a project's own checks, each tried in a throwaway checkout without network."""
+"""Discovery of a project's own checks, each tried in a throwaway checkout without network access."""
 
 import hashlib
 import os

@@ -60,13 +60,13 @@ class _Doubt(NamedTuple):
 
 
 class Reviewer:
-    """Asks a model whether a change achieves the goal in general."""
+    """Asks a model whether a change achieves the goal overall."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "review")
 
     async def review(self, briefing: Briefing, patch: str, root: Path) -> ReviewAnswer:
-        """Ask a model to review a change. Never raises if the model service fails.
+        """Ask a model to review a change. Never raises, even if the model service fails.
 
         A doubt must quote lines that the change adds or removes. Other quotations are dropped. A doubt
         without a valid quotation is sent back to the model.

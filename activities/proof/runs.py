@@ -98,7 +98,7 @@ class Runs:
                 that failed there is run only one more time.
 
         Raises:
-            CancelledError: the activity was cancelled in the meantime.
+            CancelledError: the activity was cancelled while the checks were running.
         """
         results = []
         paths = LockedTrees(self.tree).files(expected_tree)
@@ -180,7 +180,7 @@ class Runs:
                 minute.
             files: the delivered tree.
             moved: changes to untracked files.
-            edits: new texts of files, or None to remove a file.
+            edits: new contents of files, or None to remove a file.
             hollow: instructions for the observer that makes the product's functions do nothing.
             is_twice: whether pytest runs all passing tests a second time.
         """

@@ -52,7 +52,7 @@ def baseline_of(use: Runs, source: ScenarioSource, hidden: HiddenScenarios, tree
     """Run the scenarios on the initial tree.
 
     Raises:
-        CancelledError: the activity was cancelled in the meantime.
+        CancelledError: the activity was cancelled while the scenarios were running.
         InvalidRequestError: this host does not have the scenarios. See `ScenarioSource`.
     """
     files = LockedTrees(use.tree).files(tree)

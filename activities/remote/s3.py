@@ -146,7 +146,7 @@ _HEAD = b"tightloop object 1\0"
 class EncryptedBucket:
     """Encrypts objects with AES-256-GCM (NIST SP 800-38D).
 
-    The keys are the same as for Temporal payloads.
+    Uses the same keys as Temporal payloads.
     """
 
     bucket: Bucket

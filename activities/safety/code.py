@@ -160,8 +160,7 @@ class CodeScanner:
     def scan(self, files: Sequence[CodeFile], facts: ProjectFacts) -> CodeReview:
         """Review changed files and return the findings that a person has not decided on.
 
-        `facts` describes the project. The code is not run. Blocks for about 0.2 s of CPU time per 1 000
-        changed lines.
+        `facts` describes the project. The code is not run. Blocks for about 0.2 s of CPU time per 1,000 changed lines.
         """
         if not self._rules.enabled:
             return CodeReview()

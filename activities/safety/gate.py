@@ -54,7 +54,7 @@ class AlignmentRecord(Value):
 
 
 class Judge(Protocol):
-    """Decides whether findings are acceptable. Never raises if the model service fails."""
+    """Decides whether findings are acceptable. Never raises, even if the model service fails."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
         """Return one verdict per finding. The verdict is `ASK` if there is not enough information."""

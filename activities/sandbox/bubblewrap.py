@@ -97,8 +97,8 @@ _NESTING: dict[str, frozenset[int]] = {
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
     """Build the seccomp filter for a machine type, as printed by `uname -m`.
 
-    Return None if the machine's system call numbers are unknown. With `nested`, the filter permits the
-    mounts and namespaces that a second bubblewrap inside needs.
+    Return None if the machine's system call numbers are unknown. With `nested`, the filter permits the mounts and
+    namespaces that a second, nested bubblewrap needs.
     """
     if machine not in _MACHINES:
         return None

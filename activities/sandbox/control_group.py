@@ -108,7 +108,7 @@ class ControlGroup:
     def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
         """Set the limits. 0 means no limit.
 
-        If a limit cannot be set, it is missing from the attribute `limits`.
+        If a limit cannot be set, it is missing from the `limits` attribute.
         """
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
@@ -287,7 +287,7 @@ class PreparedGroup:
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
         """Return a control group that the caller owns.
 
-        The supervisor is also returned if a prepared one is available.
+        If a prepared supervisor is available, it is returned as well.
         """
         with self._lock:
             ready, self.ready = self.ready, None

@@ -1,4 +1,4 @@
-"""Docker sandbox. Each command runs in its own container with the tools in an image."""
+"""Docker sandbox. Each command runs in its own container, using the tools from an image."""
 
 import csv
 import io

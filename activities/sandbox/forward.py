@@ -1,7 +1,7 @@
 """Forwards loopback ports inside a sandbox to Unix sockets outside, then runs the program.
 
-It is run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, next to a Unix socket named after each
-port. It does not import any of our modules. It starts to listen before the program starts, so that no connection
+It is run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, next to a Unix socket named after
+each port. It does not import any of our modules. It starts listening before the program starts, so that no connection
 arrives too early.
 """
 
@@ -64,7 +64,7 @@ class Forwarder:
             self._poll.register(number, select.POLLIN)
 
     def serve(self) -> None:
-        """Forward data until the sandbox ends. This also ends the process."""
+        """Forward data until the sandbox ends. The process then ends too."""
         while True:
             for number, events in self._poll.poll():
                 if number in self._listening:

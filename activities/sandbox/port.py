@@ -171,7 +171,7 @@ def owned_folder(above: Path) -> Iterator[Path]:
 
 
 def remove_dead_folders(above: Path) -> None:
-    """Remove the folders of dead processes."""
+    """Remove the folders left behind by dead processes."""
     for old in above.iterdir() if above.is_dir() else ():
         if not is_alive("-".join(old.name.split("-")[:2])):
             remove_tree(old)
@@ -236,7 +236,7 @@ def _list_files(top: Path) -> Iterator[str]:
 
 @contextmanager
 def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scratch]:
-    """Open writable folders for a command's changes to `mounts`, and remove them on exit.
+    """Set up writable folders for a command's changes to `mounts`, and remove them on exit.
 
     This requires `spec.scratch`. No copies are made if their total size would exceed `growth_bytes`.
     """
@@ -387,7 +387,7 @@ def is_alive(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return an id for this pid namespace. In another container, the same pid is another process."""
+    """Return an id for this pid namespace. In another container, the same pid refers to a different process."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

@@ -53,7 +53,7 @@ class Access:
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """Return the folders of Python, of the PATH entries and of the program."""
+        """Return the folders of Python and the program, and those on the PATH."""
         folders = (
             *python_folders(),
             *project_python(self.root),

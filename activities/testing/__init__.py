@@ -271,7 +271,7 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Explain why no test in a new file fails by its own assertion. Return "" if such a test exists.
+        """Explain why no test in a new file fails on its own assertion. Return "" if such a test exists.
 
         `after` is the tree `before` with the file `path` added. The other arguments and the errors are the
         same as for `judge`.

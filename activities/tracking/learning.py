@@ -1,4 +1,4 @@
-"""Recording of an iteration's lessons in the memory."""
+"""Recording an iteration's lessons in the memory."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -134,7 +134,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
-    """Yield the iterations before a checkpoint that changed files, newest first.
+    """Yield the file-changing iterations before a checkpoint, newest first.
 
     Iterations are loaded one at a time.
     """
@@ -156,7 +156,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 def report_problem_once(ledger: "ProjectLedger", problem: str, moment: Moment) -> str:
     """Record a problem with the memory and return it.
 
-    Return "" if a problem was already reported earlier in the episode.
+    Return "" if a problem was already reported in this episode.
     """
     if not problem:
         return ""

@@ -1,4 +1,4 @@
-"""Host-local retention, which finds and frees data of closed episodes and plans in a project's state folder."""
+"""Host-local retention, which finds and deletes the data of closed episodes and plans in a project's state folder."""
 
 import contextlib
 import json
@@ -81,7 +81,7 @@ class ProjectData:
         return self._ledger.list_protected_ids()
 
     def references(self, unneeded: frozenset[str]) -> dict[str, str]:
-        """Return the trees that are stored for unneeded episodes, by ref name."""
+        """Return the trees that are stored for episodes that are no longer needed, by ref name."""
         return {name: tree for name, tree in self._references() if name.split("/")[2] in unneeded}
 
     def artifacts(self, unneeded: frozenset[str], horizon: datetime) -> dict[str, int]:
@@ -105,7 +105,7 @@ class ProjectData:
         }
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return files that deliveries left behind, and documents that were not fetched recently.
+        """Return files that deliveries left behind, and documents that have not been fetched recently.
 
         The values are the file sizes.
         """
@@ -152,7 +152,7 @@ class ProjectData:
     def lock_trees(self) -> Iterator[tuple[int, ...]]:
         """Lock all working trees of the project, and yield the locks.
 
-        The locks prevent new objects and claims.
+        The locks prevent new objects and claims from being created.
 
         Raises:
             WorkspaceLockedError: a working tree is in use.
@@ -429,7 +429,7 @@ def choose(
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
-    """Choose the episodes of a project to delete, and the time before which leftovers are deleted.
+    """Choose which of a project's episodes to delete, and the time before which leftovers are deleted.
 
     Args:
         active: last activity of each of the project's episodes on this host.

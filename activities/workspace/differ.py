@@ -1,4 +1,4 @@
-"""Computation of the differences between two trees."""
+"""Computes the differences between two trees."""
 
 import re
 import tempfile
@@ -39,7 +39,7 @@ class QuickDiff(NamedTuple):
 
 
 def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
-    """Compute the difference of an ordinary change quickly.
+    """Quickly compute the diff of an ordinary change.
 
     Return None if the change is not ordinary or the patch cannot be verified.
     """

@@ -1,4 +1,4 @@
-"""Git commands with limited time and output and a fixed configuration."""
+"""Git commands with limits on time and output, and with a fixed configuration."""
 
 import contextlib
 import os

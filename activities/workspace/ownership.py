@@ -49,7 +49,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     lock, so it is not released until the last of these processes has ended.
 
     Raises:
-        WorkspaceLockedError: another holder kept the lock for the whole waiting time. Retryable.
+        WorkspaceLockedError: another holder kept the lock for the entire wait. Retryable.
     """
     private_folder(path.parent)
     deadline = time.monotonic() + wait.total_seconds()

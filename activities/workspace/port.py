@@ -125,7 +125,7 @@ class RestoredCheckpoint(Value):
 
 
 class ReconcileRequest(Value):
-    """Request from a run that was reset in Temporal to restore its files."""
+    """Request to restore files, sent by a run that was reset in Temporal."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -144,7 +144,7 @@ class ReconcileResult(Value):
 
 
 class AmendRequest(Value):
-    """Request to amend an episode's request. Empty fields are not changed."""
+    """Request to amend an episode's request. Fields left empty are not changed."""
 
     scope: EpisodeScope
     goal: str = ""
@@ -199,7 +199,7 @@ def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> 
     Args:
         goal: the run's goal, or the title of the step that made the changes.
         status: final status of the run, such as `succeeded`.
-        qualifier: reason why the run is not a plain success. Its short form begins the subject.
+        qualifier: reason why the run is not a plain success. The subject line starts with its short form.
         reason: reason for the outcome.
     """
     first, _, rest = goal.strip().partition("\n")
@@ -224,7 +224,7 @@ class Setups(Protocol):
     ) -> tuple[Setup | None, tuple[str, ...]]:
         """Return the setup that a tree needs, if any.
 
-        Also return sentences about missing packages that no setup installs.
+        Also return messages about missing packages that no setup installs.
 
         Args:
             scope: the episode or plan.

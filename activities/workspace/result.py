@@ -234,7 +234,7 @@ def _texts(paths: set[bytes]) -> tuple[str, ...]:
 
 
 class TakeRequest(Value):
-    """Request to take the result of a run on this host."""
+    """Request to fetch a run's result onto this host."""
 
     run: str
     workspace: str

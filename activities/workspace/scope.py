@@ -90,7 +90,7 @@ class TreeDiff(Value):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an activity. All times in the ledger come from activity calls or from the workflow.
+    """A call to an activity. All times in the ledger come from activity calls or from the workflow.
 
     Temporal also records these times, so `tightloop ledger rebuild` can create identical entries from a
     history.

@@ -91,7 +91,7 @@ class IndexMemory:
         self._held: LruCache[Path, _Indexes] = LruCache(REMEMBERED)
 
     def list_tracked_files(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the files that the index and submodules track, and all parent folders of these files."""
+        """Return the files tracked by the index and submodules, and all their parent folders."""
         indexes = self._held.get(repository.folder)
         if indexes is None or any(signature_of(path) != signature for path, signature in indexes.read.items()):
             read: dict[Path, Signature | None] = {}

@@ -91,7 +91,7 @@ class CheckedTree:
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield the content of a file in chunks.
 
-        Decompressing a large file at once would block the process.
+        Decompressing a large file all at once would block the process.
 
         Raises:
             GitError: the store does not contain the blob.
@@ -109,7 +109,7 @@ class CheckedTree:
     def own_process(self, pid: int) -> None:
         """Record a child process to kill later.
 
-        An unlocked tree has no record, because it has no next holder that could kill the process.
+        An unlocked tree has no record, because there is no next holder to kill the process.
         """
         del pid
 
@@ -144,15 +144,15 @@ class WorkingTree(CheckedTree):
 
     @property
     def processes_ended(self) -> int:
-        """The number of a dead holder's processes that were killed when the tree was locked."""
+        """How many of a dead holder's processes were killed when the tree was locked."""
         return self._processes.ended
 
     def snapshot(self) -> str:
         """Take a snapshot of the files on disk, byte for byte, and return its tree id. Idempotent.
 
-        The snapshot covers files that are not ignored, files that were covered before they were ignored, and files that
-        the user's repository tracks although they are ignored. Nested repositories and submodules are covered as plain
-        files, without their `.git`.
+        The snapshot covers files that are not ignored, files that were covered before they were ignored, and files
+        that the user's repository tracks even though they are ignored. Nested repositories and submodules are covered
+        as plain files, without their `.git`.
 
         Raises:
             GitError: a file cannot be read, or the snapshot took too long. Retryable.
@@ -172,8 +172,8 @@ class WorkingTree(CheckedTree):
     def restore(self, tree: str) -> None:
         """Replace the files on disk with `tree`, including their content, mode and symlink targets. Idempotent.
 
-        Files that the ignore rules *of that tree* match are kept, unless they are part of the tree. Deleted files
-        that are not in any earlier snapshot are saved under `refs/tightloop/<episode>/drift-<tree>`.
+        Files matched by the ignore rules *of that tree* are kept, unless they are part of the tree. Deleted files that
+        are not in any earlier snapshot are saved under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
             WorkspaceError: the tree is not in the store.
@@ -201,7 +201,7 @@ class WorkingTree(CheckedTree):
         Tool caches and leftovers of our own interrupted attempt are undone, as in `ensure`.
 
         Returns:
-            None if at most caches differed. Otherwise, the changes that were undone. They are saved under a ref.
+            None if nothing but caches differed. Otherwise, the changes that were undone. They are saved under a ref.
 
         Raises:
             DriftError: someone else changed files, and the settings require asking a person. Nothing was
@@ -469,8 +469,8 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 class Workspaces:
     """Prepares working trees for episodes, and locks each tree for one holder at a time.
 
-    Snapshots are stored in the state home. The user's repository is changed in only two cases: a worktree is
-    added to its list while the worktree exists, and `deliver` creates a branch.
+    Snapshots are stored in the state home. The user's repository is changed in only two ways: a worktree is listed in
+    it for as long as the worktree exists, and `deliver` creates a branch.
     """
 
     lock_wait: timedelta = LOCK_WAIT
@@ -554,7 +554,7 @@ class Workspaces:
 
         Raises:
             NotARepositoryError: the workspace is no longer a git working tree.
-            WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
+            WorkspaceLockedError: another attempt kept the lock for the entire wait. Retryable.
         """
         root, state, trees = root_of(scope), state_folder_of(scope), store_folder_of(scope)
         locks, key = state / "locks", tree_key(root)

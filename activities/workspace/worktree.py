@@ -1,4 +1,4 @@
-"""Git worktrees of runs, with everything that they need from the workspace."""
+"""Git worktrees for runs, with everything that they need from the workspace."""
 
 import contextlib
 import hashlib

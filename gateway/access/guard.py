@@ -117,7 +117,7 @@ class Accounts(Protocol):
 
 
 class SignIn(NamedTuple):
-    """Texts on the sign-in page."""
+    """Text on the sign-in page."""
 
     title: str
     command: str
@@ -317,7 +317,7 @@ class Guard:
 
 
 def sign_in_page(texts: SignIn, note: str, status: HTTPStatus) -> Response:
-    """Return the sign-in page. Its form is sent to the requested path."""
+    """Return the sign-in page. Its form is submitted to the requested path."""
     escaped = {name: html.escape(text) for name, text in {**texts._asdict(), "note": note}.items()}
     return HTMLResponse(_PAGE.substitute(escaped), status, {"Content-Security-Policy": _PAGE_POLICY})
 

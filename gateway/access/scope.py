@@ -81,7 +81,7 @@ class Scope:
         """Check that the person has a role.
 
         Raises:
-            RefusedError: the role is not sufficient.
+            RefusedError: the person's role is insufficient.
         """
         if not self.person.role.includes(role):
             raise RefusedError(
@@ -201,7 +201,7 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
     """Return a run after checking that the person's role allows an operation.
 
     Raises:
-        RefusedError: the role is not sufficient.
+        RefusedError: the role does not permit the operation.
         EpisodeNotFoundError: the run is not visible to this person, or is of another kind.
     """
     scope.require(Role(operation.role))

@@ -1,4 +1,4 @@
-"""Host and origin checks, limits for bodies and connections, and the HTTP server."""
+"""Host and origin checks, limits on bodies and connections, and the HTTP server."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
 """Live events: one poll of the ledger for all streams, and at most four writes per second to each stream.
 
 This was measured with 200 streams and 100 events per second. One write per event took 31 % of a core. One write per
-250 ms took 6 %, and the 95th percentile of the time until an event was on the page was 283 ms.
+250 ms took 6 %, and events reached the page within 283 ms at the 95th percentile.
 """
 
 import asyncio

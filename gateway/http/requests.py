@@ -116,7 +116,7 @@ async def check_request(request: Request) -> None:
     FastAPI would ignore unknown query parameters.
 
     Raises:
-        InvalidRequestError: a query parameter does not exist.
+        InvalidRequestError: a query parameter is unknown.
         HTTPException: the body is not JSON.
     """
     route = request.scope["route"]

@@ -283,8 +283,8 @@ class Caller(NamedTuple):
         """Return the episode that the connection names, or the only open episode that is visible.
 
         Raises:
-            InvalidRequestError: the connection names a different episode than its token. Or it names no
-                episode, and the number of open episodes is not one.
+            InvalidRequestError: the connection names a different episode than its token. Or it names no episode, and
+                there is not exactly one open episode.
             EpisodeNotFoundError: the named episode is not visible.
         """
         bound = self.scope.person.episode

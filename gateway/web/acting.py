@@ -1,6 +1,6 @@
 """The page's form actions. Each runs an operation under the person's name.
 
-Nothing runs until the person has confirmed a sentence that states the effect.
+Nothing runs until the person has confirmed a sentence describing its effect.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ def describe_answer(actor: ActionContext) -> Intent:
 
     Raises:
         InvalidRequestError: no option was selected, or the question is closed.
-        RefusedError: the role is not sufficient.
+        RefusedError: the role does not allow this.
     """
     line, option, question_id = actor.line(), actor.text("option"), actor.text("question")
     if not option:

@@ -1,4 +1,4 @@
-"""The web page's application: static files, templates, live content and forms."""
+"""The web application: static files, templates, live content and forms."""
 
 import asyncio
 import contextlib

@@ -15,7 +15,7 @@ LABEL_CHARACTERS = 22
 
 @dataclass(frozen=True)
 class Node:
-    """The box of a step. `x` and `y` are its upper left corner in SVG units."""
+    """A step's box. `x` and `y` are its upper left corner in SVG units."""
 
     id: str
     label: str

@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of one figure over the periods in a time range."""
+    """A plot of one value over the periods in a time range."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Format the day of a period. If the range is shorter than two days, include the time."""
+    """Format a period as a day. If the range is shorter than two days, include the time."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 
@@ -202,7 +202,7 @@ def metrics(view: View, request: Request) -> Screen:
 
 
 def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
-    """Format a figure's rate or median, its 90th percentile and its sum. A value that does not apply is empty."""
+    """Format a figure's rate or median, its 90th percentile and its sum. A value that does not apply is left empty."""
     if isinstance(figure, Rate):
         return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
     # A sum of shares has no meaning.

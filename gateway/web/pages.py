@@ -144,13 +144,13 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 def title_of(line: WorkflowLine) -> str:
     """Return the title of an episode or plan.
 
-    This is the goal. Without a goal, it is the id, or a fixed text for a loop.
+    This is the goal, if there is one; otherwise, it is the id, or a fixed string for a loop.
     """
     return line.goal or ("Fix the failing checks" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
-    """Format the time since a moment, e.g. `12m`. Return an empty text if the moment is unknown."""
+    """Format the time elapsed since a given moment, e.g. `12m`. Return an empty string if the moment is unknown."""
     if at is None:
         return ""
     seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
@@ -161,7 +161,7 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def duration(span: timedelta | float | None) -> str:
-    """Format a duration, e.g. `1h 5m` or `8s`. Return an empty text if the duration is unknown."""
+    """Format a duration, e.g. `1h 5m` or `8s`. Return an empty string if the duration is unknown."""
     if span is None:
         return ""
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
@@ -174,12 +174,12 @@ def duration(span: timedelta | float | None) -> str:
 
 
 def money(cost_usd: float) -> str:
-    """Format a cost, e.g. `$0.41`. Return an empty text for zero."""
+    """Format a cost, e.g. `$0.41`. Return an empty string for zero."""
     return f"${cost_usd:.2f}" if cost_usd >= 0.005 else "<$0.01" if cost_usd > 0 else ""
 
 
 def moment(at: datetime | None) -> str:
-    """Format a time in UTC. Return an empty text if the time is unknown."""
+    """Format a time in UTC. Return an empty string if the time is unknown."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
 
 
@@ -344,7 +344,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
 
 
 def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template and content for the page of a project's plan."""
+    """Return the template and content for a project plan's page."""
     status = LoopStatus.model_validate(line.details)
     return "loop.html", {
         "tabs": (),

@@ -223,4 +223,4 @@ def test_a_command_of_episodes_that_is_given_a_plan_says_so(shell: Shell) -> Non
     assert shell.run("plan", "run", "plan.yaml", "--id", "a-plan", "--dry-run", "--detach")[0] == 0
     code, _, err = shell.run("checkpoints", "a-plan")
     assert code == 2
-    assert "a-plan is a plan, not an episode. Show its status: tightloop status a-plan" in err
+    assert "a-plan is a plan, not an episode. To see its status, run: tightloop status a-plan" in err

@@ -655,7 +655,7 @@ async def test_command_that_is_given_one_of_the_other_kind_says_so(
     code, _, error = await run_cli(server, "plan", "show", episode_id)
     assert (code, error) == (
         2,
-        f"error: {episode_id} is an episode, not a plan. Show its status: tightloop status {episode_id}\n",
+        f"error: {episode_id} is an episode, not a plan. To see its status, run: tightloop status {episode_id}\n",
     )
 
 
@@ -675,7 +675,7 @@ async def test_id_of_the_other_kind_never_means_what_that_one_started(
     code, _, error = await run_cli(server, "amend", plan_id, "--goal", "x")
     assert (code, error) == (
         2,
-        f"error: {plan_id} is a plan, not an episode. Show its status: tightloop status {plan_id}\n",
+        f"error: {plan_id} is a plan, not an episode. To see its status, run: tightloop status {plan_id}\n",
     )
     history = await child.fetch_history()
     assert not [event for event in history.events if event.HasField("workflow_execution_signaled_event_attributes")]

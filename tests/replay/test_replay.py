@@ -56,8 +56,8 @@ TOLD = {
         r"closed: SUCCEEDED",
     ),
     "limit_hit": (
-        r"limit: failed delivery 1: next attempt in 0.1 s. 429 Too Many Requests",
-        r"limit: failed delivery 2:",
+        r"limit: delivery failure 1: next attempt in 0.1 s. 429 Too Many Requests",
+        r"limit: delivery failure 2:",
         r"paused: limit: 3 attempts in a row hit a limit: 429 Too Many Requests",
         r"resumed: ",
         r"closed: SUCCEEDED",

@@ -78,5 +78,5 @@ def test_the_sample_gets_green_and_says_so_where_no_sandbox_works(tmp_path: Path
     other = "sandbox-exec" if sys.platform == "linux" else "bubblewrap"
     done = run_demo(tmp_path, TIGHTLOOP_SANDBOX__BACKEND=other)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "No sandbox works on this host, so the sample runs without a sandbox" in done.stdout.splitlines()[0]
+    assert "No sandbox works on this host, so the sample runs without one" in done.stdout.splitlines()[0]
     assert "GREEN: checks 3/3" in done.stdout

@@ -41,7 +41,7 @@ def digest(*items: object, **changes: object) -> Digest:
         (line(details={"delivered": BRANCH, "reason": "all checks pass: 2/2"}), "merge", ("2/2", "git merge")),
         (line(qualifier="not proven: no check ever failed", files_changed=1), "review", ("no check ever failed",)),
         (line(files_changed=2), "merge", ("2 changed files in the working tree", "tightloop result e --patch")),
-        (line(files_changed=0), "done", ("no file changed",)),
+        (line(files_changed=0), "done", ("no files changed",)),
         (line(status="failed", details={"reason": "nobody answered"}), "failed", ("nobody answered",)),
         (line(status="cancelled", details={"reason": "not needed"}), "failed", ("cancelled: not needed",)),
     ],

@@ -53,6 +53,6 @@ async def test_message_that_never_follows_the_template_pauses_with_a_sentence(
         await client.result(episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
-    assert "the plan message is still invalid after 2 corrections" in status.questions[0].title
+    assert "the plan message is still invalid after 2 correction attempts" in status.questions[0].title
     assert "has no action_items" in status.questions[0].title
     assert len(planner.briefings) == 12, "four plans, each with two corrections"

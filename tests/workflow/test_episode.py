@@ -395,7 +395,7 @@ async def test_a_delivery_that_fails_at_once_is_repeated_and_is_no_iteration(cli
         timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "limit"]
         await client.cancel(episode_id)
         await client.result(episode_id)
-    assert [text.split(".")[0] for text in timeline] == ["failed delivery 1: next attempt in 10 s"]
+    assert [text.split(".")[0] for text in timeline] == ["delivery failure 1: next attempt in 10 s"]
     [question] = status.questions
     assert question.kind is QuestionKind.LIMIT
     assert question.title.startswith("2 attempts in a row ended in an error and changed no file: no such model")
@@ -426,4 +426,4 @@ async def test_question_about_a_quota_that_nobody_answers_is_tried_again(client,
         timeline = [(entry.kind, entry.text) for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert [kind for kind, _ in timeline if kind in ("paused", "limit")] == ["paused", "limit"]
-    assert ("limit", "nobody answered q1, so the run tries again") in timeline
+    assert ("limit", "nobody answered q1, so the run will try again") in timeline

@@ -127,7 +127,7 @@ async def test_limit_that_the_agent_reports_leads_to_continue(
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert [CONTINUE in text for text in agent.desktop.submitted] == [False, True]
     assert len(timeline) == 1
-    assert "failed delivery 1: next attempt in 0 s" in timeline[0]
+    assert "delivery failure 1: next attempt in 0 s" in timeline[0]
     assert "25 tool calls" in timeline[0]
 
 
@@ -176,7 +176,7 @@ async def test_limit_that_is_reported_twice_counts_once_and_work_in_three_portio
     assert LIMIT in other
     assert LIMIT in third
     timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind in ("limit", "duplicate")]
-    assert [line.split(":")[0] for line in timeline] == ["failed delivery 1", "reporting", "failed delivery 2"]
+    assert [line.split(":")[0] for line in timeline] == ["delivery failure 1", "reporting", "delivery failure 2"]
     await client.cancel(episode_id)
 
 

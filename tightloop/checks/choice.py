@@ -1,4 +1,4 @@
-"""Selection of the checks that decide whether work is done, based on trial runs, the goal and the code it names."""
+"""Selects the checks that decide whether work is done, based on trial runs, the goal and the code it names."""
 
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
 """Table of all commands: name, code location, help and help panel.
 
-Messages to runs are generated from the table of operations. All other code is loaded on use, because help and shell
-completion only need this module.
+Messages to runs are generated from the table of operations. All other code is loaded on demand, because help and shell
+completion need only this module.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`tightloop mcp`: MCP server for AI assistants, and its installation in their configuration."""
+"""`tightloop mcp`: an MCP server for AI assistants, and the code that adds it to their configuration."""
 
 import difflib
 import json

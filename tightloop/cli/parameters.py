@@ -127,7 +127,7 @@ COMPLETION_SECONDS = 2.0
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
-    """Complete ids. Print nothing if Temporal does not respond immediately."""
+    """Provide completions for ids. Print nothing if Temporal does not respond immediately."""
     # Lazy imports: every command loads this module, only the Tab key needs these.
     import asyncio
 

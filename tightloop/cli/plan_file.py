@@ -138,7 +138,7 @@ def problem_line(problem: Problem) -> str:
 def read_inputs(pairs: list[str], plan_inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Parse `name=value` pairs.
 
-    If the input is text in the plan, its new value is also kept as text. Version 1.10 is then not read
+    If the plan gives the input as text, its new value is also kept as text, so that a version such as 1.10 is not read
     as a number. Any other value is parsed as JSON, or kept as text if it is not valid JSON.
 
     Args:

@@ -1,4 +1,4 @@
-"""Global options and connection of a command."""
+"""A command's global options and connection."""
 
 import asyncio
 import contextlib

@@ -453,8 +453,8 @@ async def start_and_wait(
 ) -> tuple[str, tuple[str, ...]]:
     """Start an episode or a plan, and wait until it can no longer be rejected.
 
-    Return the id and any notes. For example, the notes list the checks found in the project, or warn that
-    no worker is available.
+    Return the id and any notes. For example, the notes may list the checks found in the project, or warn that no
+    worker is available.
 
     Raises:
         InvalidRequestError: the episode or plan was rejected. The message contains the reason.

@@ -302,7 +302,7 @@ def steps_table(lines: Iterable[StepLine]) -> Table:
 
 
 def spent_line(spent: PlanSpent) -> str:
-    """Return the spent budget, such as `attempts 12, cost USD 0.5, minutes 3`."""
+    """Return the budget spent, such as `attempts 12, cost USD 0.5, minutes 3`."""
     parts = [f"attempts {spent.attempts}"]
     if spent.tokens:
         parts.append(f"tokens {spent.tokens}")

@@ -136,7 +136,7 @@ class TightloopClient(Viewer):
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
-        """Connect like `connect`, but return a blocking client; see `SyncTightloopClient`."""
+        """Same as `connect`, but return a blocking client; see `SyncTightloopClient`."""
         # Lazy import: the module of the synchronous client imports this one.
         from tightloop.client import SyncTightloopClient
 
@@ -300,7 +300,7 @@ class TightloopClient(Viewer):
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
         """Cancel an episode or a plan permanently.
 
-        An episode leaves its files unchanged. A plan compensates the steps that define a compensation.
+        An episode leaves its files unchanged. A plan runs the compensation of each step that defines one.
 
         Raises:
             InvalidRequestError: the run is closed.
@@ -541,7 +541,7 @@ class TightloopClient(Viewer):
         """Start the tasks of a project plan and return the workflow's reply.
 
         Args:
-            plan_id: id of a plan in state DRAFT.
+            plan_id: id of a plan in the DRAFT state.
             parallel: maximum number of concurrent tasks; None to use the plan's value.
             by: name of the author.
             message_id: idempotency key, as in `answer`.

@@ -63,8 +63,8 @@ _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
 class SealedPayloadConverter(PydanticPayloadConverter):
     """Payload converter that raises an error for rejected payloads and makes seals available.
 
-    A workflow input gets its seal in the field `sealed_as`. A signal or update argument declared as `Any`
-    becomes a `SealedMessage`. Without authentication, there are no seals and values are not changed.
+    A workflow input gets its seal in its `sealed_as` field. A signal or update argument declared as `Any` becomes a
+    `SealedMessage`. Without authentication, there are no seals and values are not changed.
     """
 
     def __init__(self) -> None:

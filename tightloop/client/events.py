@@ -87,7 +87,7 @@ class EventReader:
     async def page(self, position: ReadPosition, newest: Execution) -> Page:
         """Return the next events of a run.
 
-        If Temporal forced the run to end, the last event describes this end.
+        If Temporal forced the run to end, the last event says so.
 
         Raises:
             InvalidRequestError: the events after the position are no longer stored.

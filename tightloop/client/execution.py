@@ -100,7 +100,7 @@ class Summary(Value):
 
 
 class Run(Value):
-    """A run of an episode or a plan. Long work, a restore, a reset or a restart starts a new run."""
+    """A run of an episode or a plan. A restore, a reset, a restart or long work starts a new run."""
 
     run_id: str
     status: str
@@ -137,7 +137,7 @@ class Execution(Summary):
 
     @property
     def query_run_id(self) -> str:
-        """Run id for queries. Empty for the newest run, because a new run may start at any time."""
+        """Run id for queries. Left empty to address the newest run, because a new run may start at any time."""
         return "" if self.is_open else self.run_id
 
     @property
@@ -160,7 +160,7 @@ async def read_execution(
     """Convert Temporal's description of a run to an `Execution`.
 
     Args:
-        info: description of a workflow with a type in `KINDS`.
+        info: description of a workflow whose type is in `KINDS`.
         converter: converter that decodes the memo. Values that cannot be decoded are shown as unreadable.
         pause_reason: reason for a pause that was set in Temporal, if known.
         pending: activities that have not finished.

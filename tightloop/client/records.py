@@ -1,4 +1,4 @@
-"""Lists and histories of workflows."""
+"""Workflow lists and histories."""
 
 import asyncio
 import contextlib

@@ -5,7 +5,7 @@ workflow, activity and purpose (`SealKind`). A payload that is not authentic is 
 encoding `binary/refused`, which the converter rejects. An exception in the codec would make the workflow task fail
 forever.
 
-Workflow modules must not import the package `cryptography`, which cannot be loaded in the workflow sandbox. It is
+Workflow modules must not import the `cryptography` package, which cannot be loaded in the workflow sandbox. It is
 imported when the first payload is sealed or opened, never when this module is imported.
 """
 
@@ -229,7 +229,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Open each payload.
 
-        A payload that is not authentic becomes `binary/refused`, and its data is the reason.
+        A payload that is not authentic becomes `binary/refused`, with the reason as its data.
         """
         return [self._open_or_refuse(payload) for payload in payloads]
 
@@ -385,7 +385,7 @@ class ReadingCodec(PayloadCodec):
 
 
 class OperatorCodec(PayloadCodec):
-    """Codec of the codec server for Temporal's UI and CLI.
+    """Codec used by the codec server for Temporal's UI and CLI.
 
     Input from the UI and CLI is sealed as input from an operator.
 

@@ -59,7 +59,7 @@ class SetupStep(NamedTuple):
 
 
 class NotAllowedError(SettingsError):
-    """Error for a connection that lacks the permissions for the setup.
+    """Error for a connection that lacks the permissions needed for setup.
 
     The message contains the command that an administrator can run.
     """
@@ -211,7 +211,7 @@ async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> SetupSte
 
 @asynccontextmanager
 async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
-    """Translate a permission error into an error with the command for an administrator.
+    """Translate a permission error into one that gives the command an administrator should run.
 
     Args:
         calls: calls over the connection.

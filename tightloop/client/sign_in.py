@@ -65,8 +65,8 @@ def signed_in(settings: Settings, url: str) -> str:
 def temporal_variables(settings: Settings) -> dict[str, str]:
     """Return environment variables that configure Temporal's command line to match the settings.
 
-    The values are quoted for a shell. Secrets are referenced, not included. Temporal reads secrets in its
-    own configuration.
+    The values are quoted for a shell. Secrets are referenced, not included. Temporal reads secrets from its own
+    configuration.
 
     Raises:
         SettingsError: the codec's port belongs to another user.

@@ -1,4 +1,4 @@
-"""Workflow status: looking up, reading and following."""
+"""Looking up, reading and following a workflow's status."""
 
 import asyncio
 import contextlib
@@ -386,7 +386,7 @@ async def _with_coder(calls: Calls, answered: RunStatus, execution: Execution) -
 
 
 async def result_of(calls: Calls, execution: Execution) -> RunResult:
-    """Return the result of a closed run, including failed and cancelled ones."""
+    """Return the result of a closed run, even if it failed or was cancelled."""
     kind: type[Any] = models_of(execution.kind).result
     handle = calls.client.get_workflow_handle(execution.id, run_id=execution.run_id, result_type=kind)
     try:

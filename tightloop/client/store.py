@@ -115,7 +115,7 @@ class Store:
 
         Raises:
             ArtifactMissingError: the artifact is not on this host.
-            ArtifactCorruptError: the stored bytes have another hash.
+            ArtifactCorruptError: the stored bytes have a different hash.
         """
         folder = state_folder(self.workspace) / "artifacts"
         # The reference may come from an edited file and must not lead outside the folder.

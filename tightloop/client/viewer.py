@@ -66,14 +66,14 @@ class Viewer:
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return the status that Temporal stores, and the age of this status.
+        """Return the status that Temporal stores, and how old it is.
 
         No worker is needed, but the result is less detailed than that of `status`.
         """
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
-        """Return the list entry of a run as stored by Temporal. No worker is queried."""
+        """Return the list entry for a run as stored by Temporal. No worker is queried."""
         return (await describe_run(self._calls, workflow_id)).summary
 
     async def watch(
@@ -263,7 +263,7 @@ class Viewer:
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return tightloop's search attributes that are missing or have the wrong type."""
+        """Return which of tightloop's search attributes are missing or have the wrong type."""
         return tuple(await wrong_search_attributes(self._calls))
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:

@@ -1,4 +1,4 @@
-"""Workers of a task queue, as known to Temporal: liveness, versions and routing."""
+"""Workers on a task queue, as known to Temporal: liveness, versions and routing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Control of a coder conversation: bounds, corrections, and detection of loops."""
+"""Control of a coder conversation: bounds, corrections, and loop detection."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -76,12 +76,12 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Return how often the newest mark occurs among the stored marks."""
+    """Return how many times the newest mark occurs among the stored marks."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
 def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether another round of coding is allowed after failing checks."""
+    """Return whether another round of coding is allowed after checks have failed."""
     # The first round is not a repair: `rounds` counts only those after failing checks.
     return progress.round <= bounds.rounds
 

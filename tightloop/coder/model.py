@@ -1,4 +1,4 @@
-"""Models of the coder, and its roles."""
+"""The coder's models and roles."""
 
 import hashlib
 import re

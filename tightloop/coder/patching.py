@@ -1,8 +1,8 @@
 """Search and replace for exactly one place in a file, without fuzzy matching.
 
 Three strategies are tried in order, and the first one that matches is used: exact characters, whole lines without
-trailing blanks, and whole lines with a constant indentation shift. Line ends are normalised for the comparison, but the
-file keeps its own.
+trailing blanks, and whole lines with a constant indentation shift. Line endings are normalised for the comparison, but
+the file keeps its own.
 """
 
 import re

@@ -315,7 +315,7 @@ def lock_writers(connection: Connection) -> None:
 
 
 def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
-    """Return the database in a file. The file is created on first use."""
+    """Return the database stored in a file. The file is created on first use."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         # Opening a file costs more than reading a page, so concurrent users keep their connections.

@@ -1,4 +1,4 @@
-"""Forwarding of a host's ledger to the shared database, and the inbox with the work that each question blocks."""
+"""Forwards a host's ledger to the shared database, and provides the inbox with the work that questions block."""
 
 import hashlib
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Forwarder:
     Args:
         source: this host's ledger.
         target: database shared by all hosts.
-        hosts: names of this host. Its own name comes first.
+        hosts: names of this host, with its primary name first.
     """
 
     def __init__(self, source: Database, target: Database, hosts: tuple[str, ...]) -> None:
@@ -196,7 +196,7 @@ class Ancestor(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Work that cannot continue before a question is answered."""
+    """Work that cannot continue until a question is answered."""
 
     blocked_count: int = 0
     loop: str = ""
@@ -209,7 +209,7 @@ def inbox_items(
     ancestors: Mapping[str, Ancestor],
     plans: Iterable[RowMapping] = (),
 ) -> tuple[InboxItem, ...]:
-    """Return the items that wait for a person, oldest first.
+    """Return the items that are waiting for a person, oldest first.
 
     Args:
         waiting: rows of the workflows that have open questions.

@@ -125,7 +125,7 @@ class Ledger:
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
         """Return the id that a host's project has in this database. See `forwarding.py`.
 
-        `hosts` are the names of the host.
+        `hosts` lists the host's names.
         """
         with self._database.reading() as connection:
             # The ledger of a single host has no other hosts, whatever names it had.
@@ -177,8 +177,8 @@ class Ledger:
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
         """Return everything that is waiting for a person, oldest first.
 
-        The result contains open questions, and project plans that wait for `dispatch` or `verify`. If
-        `project` is empty, all projects are included.
+        The result contains open questions, and project plans that are waiting for `dispatch` or `verify`. If `project`
+        is empty, all projects are included.
         """
         visible = (self._sees(workflows), workflows.c.project == project if project else true())
         query = select(*_LISTED).where(*visible, workflows.c.waiting_since.is_not(None))
@@ -242,7 +242,7 @@ class Ledger:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
     def digest(self, project: str, since: datetime, until: datetime, *, is_newest: bool = True) -> Digest:
-        """Summarize a project's activity in a time range. A plan's cost includes its children.
+        """Summarize a project's activity in a time range. A plan's cost includes that of its children.
 
         Args:
             project: project id.

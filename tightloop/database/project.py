@@ -50,7 +50,7 @@ class ProjectLedger:
         self._project = project.id
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Store a checkpoint under the next number of its episode. Numbers start at 0.
+        """Store a checkpoint under the next number in its episode. Numbers start at 0.
 
         If the key already exists, return the record that was stored first.
 
@@ -208,7 +208,7 @@ class ProjectLedger:
         return last, frozenset(freed_ids)
 
     def mark(self, workflow_id: str, *, protect: bool) -> None:
-        """Protect a workflow's data from `tightloop gc`, or remove this protection."""
+        """Protect a workflow's data from `tightloop gc`, or remove that protection."""
         kind, text = (
             (KEPT, "protected from tightloop gc") if protect else (RELEASED, "no longer protected from tightloop gc")
         )

@@ -365,7 +365,7 @@ def _conditions(filters: MetricsFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:
-    """Renumber events in the order of their times.
+    """Renumber events in chronological order.
 
     Args:
         database: the ledger's database.

@@ -53,7 +53,7 @@ class Budget(CallerInput):
 
 
 class Spent(Value):
-    """The resources that an episode has used in all runs and branches."""
+    """The resources that an episode has used across all runs and branches."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -134,7 +134,7 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def describe_end(until: datetime | None, now: datetime) -> str:
-    """Return a text such as `until 2026-11-30 07:00 UTC` if a run has reached its end time.
+    """Return a string such as `until 2026-11-30 07:00 UTC` if a run has reached its end time.
 
     Return "" if there is time left.
     """

@@ -150,7 +150,7 @@ class CheckResult(Value):
 
 
 class ProofRule(StrEnum):
-    """The rules that cast doubt on passing checks if they are violated."""
+    """The rules whose violation casts doubt on passing checks."""
 
     FAILS_FRESH = "fails_fresh"
     """A check fails in a clean checkout."""
@@ -331,7 +331,7 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Return the check result for the result of a command.
+    """Convert the result of a command to a check result.
 
     The check passes if the exit code is 0, or if only its known failures occur.
     """
@@ -371,8 +371,8 @@ def judge(
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
     """Explain why a new check's result is not evidence that something is missing.
 
-    Return "" if the result is evidence. Only a failed assertion is evidence. If a program cannot be
-    loaded or started, this proves nothing.
+    Return "" if the result is evidence. Only a failed assertion is evidence. A program that cannot be loaded or
+    started proves nothing.
 
     Args:
         result: result before any work.

@@ -218,7 +218,7 @@ class MoveTarget(Document):
 
     @property
     def bounded(self) -> Self:
-        """Return a copy whose texts are short enough for a history."""
+        """Return a copy with its text shortened enough for a history."""
         return self.evolve(
             to=self.to[:QUEUE_CHARACTERS],
             workspace=self.workspace[:PATH_CHARACTERS],

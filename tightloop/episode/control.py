@@ -45,7 +45,7 @@ class ExecutorAmendment(Document):
 
 
 class Amendment(Document):
-    """Changes to the goal, checks, scenarios, executor or planner. Empty fields keep their values."""
+    """Changes to the goal, checks, scenarios, executor or planner. Fields left empty keep their current values."""
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
@@ -116,7 +116,7 @@ def read_response(value: Any) -> Remark:
 
 
 def message_effect(planner: str) -> str:
-    """Return the reply to the sender of a message, which describes the effect on the planner."""
+    """Return the reply to a message's sender, describing the message's effect on the planner."""
     if planner == "heuristic":
         return "the planner is rule-based and passes the message to the executor with the next plan"
     return "the planner will read the message"

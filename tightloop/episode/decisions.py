@@ -186,7 +186,7 @@ def already_green_question(checks: tuple[Check, ...]) -> Question:
 
 
 def end_question(work: Work, now: datetime) -> Question:
-    """Return the question to ask when a pause is requested during long work.
+    """Return the question to ask when a pause is requested during long-running work.
 
     The work continues while the question is open.
     """
@@ -352,7 +352,7 @@ def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None)
 
 
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
-    """Return whether to execute a plan that a person allowed.
+    """Return whether to execute a plan that a person approved.
 
     If there is a note for the planner, the planner creates a new plan instead.
     """
@@ -448,16 +448,15 @@ def is_complete(state: EpisodeState) -> bool:
     failed initially, or if the planner claims that the goal is met. The claim is ignored if the checks
     fail.
 
-    Work that a person has requested is planned first. If a person refuses a proof, the proof is
-    therefore repeated after the next iteration, even if that iteration changed nothing. The finding is
-    then reported again.
+    Work that a person has requested is planned first. So if a person rejects a proof, it is repeated after the next
+    iteration, even if that iteration changed nothing. The finding is then reported again.
     """
     means_something = state.baseline_red or state.plan_final
     return state.checks_green and means_something and not state.asked_for
 
 
 def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:
-    """Return whether all checks pass before the first plan, and it is undecided how to continue."""
+    """Return whether all checks pass before the first plan and nobody has decided how to continue."""
     is_start = state.iteration == 0 and state.inherited is None
     return is_start and state.checks_green and not (state.baseline_red or state.green_settled or request.keep_green)
 

@@ -1,4 +1,4 @@
-"""Failure signatures, which compare the output of failing checks."""
+"""Failure signatures, used to compare the output of failing checks."""
 
 import base64
 import hashlib
@@ -93,7 +93,7 @@ def signature(*parts: str) -> str:
 
 
 def short_mark(text: str) -> str:
-    """Return a hash of 4 characters, which is enough to distinguish a few hundred texts."""
+    """Return a 4-character hash, which is enough to distinguish a few hundred texts."""
     # 3 bytes are exactly 4 characters of base64.
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).digest()
     return base64.urlsafe_b64encode(digest).decode("ascii")
@@ -168,7 +168,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 
 
 class ComparableOutput(Value):
-    """The output of a failing check, in a form that can be compared by lines and numbers."""
+    """The output of a failing check, in a form whose lines and numbers can be compared."""
 
     lines: tuple[str, ...] = ()
     """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
@@ -177,7 +177,7 @@ class ComparableOutput(Value):
 
 
 def read_output(text: str) -> ComparableOutput:
-    """Extract the comparable parts of an output."""
+    """Extract the comparable parts of the output."""
     text = without_frames(text)
     lines = [without_noise(line) for line in text.split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
@@ -283,11 +283,11 @@ def explain_output(text: str, limit: int) -> str:
 
 
 def normalize_explaining_line(text: str) -> str:
-    """Normalize the explaining line, so that equal failures have equal lines."""
+    """Normalize the explanatory line, so that equal failures have equal lines."""
     return without_noise(_MARK.sub("", find_explaining_line(text).strip()))
 
 
 def failure_type(text: str) -> str:
-    """Return the exception or rule named in the explaining line, or ""."""
+    """Return the exception or rule named in the explanatory line, or ""."""
     match = _TYPE.search(find_explaining_line(text))
     return (match[1] or match[2]) if match else ""

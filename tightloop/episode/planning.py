@@ -32,8 +32,8 @@ class FollowedPattern(Value):
 def failure_signature(result: CheckResult) -> str:
     """Return the ID of a failure.
 
-    The ID depends on the check, the failing items and the explaining line. Unlike the signature used for
-    loop detection, it does not depend on the rest of the output.
+    The ID depends on the check, the failing items and the explanatory line. Unlike the signature used for loop
+    detection, it does not depend on the rest of the output.
     """
     return signature(result.run, result.status.value, normalize_explaining_line(result.tail), *result.failing)
 

@@ -192,7 +192,7 @@ def seen_before(
 
 
 class ScenarioResult(Value):
-    """Result of hidden scenarios on the delivered tree."""
+    """Result of running hidden scenarios on the delivered tree."""
 
     digest: str = ""
     """Digest of the owner's scenarios. Empty if there are none."""

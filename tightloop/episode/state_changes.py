@@ -88,7 +88,7 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 def with_repeated_work(state: EpisodeState, duration: timedelta) -> EpisodeState:
     """Add the working time of a delivery that was stopped by a limit or an error.
 
-    This time is not an indication of the size of the plan.
+    This time does not indicate how large the plan is.
     """
     return state.evolve(repeated_work=state.repeated_work + duration)
 
@@ -474,7 +474,7 @@ def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
-    """Reject a proof and continue the work, although the checks pass.
+    """Reject a proof and continue the work even though the checks pass.
 
     The planner receives the title and the evidence.
     """

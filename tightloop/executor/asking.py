@@ -87,7 +87,7 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
     """Create a question for an agent's permission request.
 
-    Requests with the same fingerprint are asked only once.
+    Requests with the same fingerprint lead to only one question.
     """
     return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
 
@@ -95,7 +95,7 @@ def permission_question(title: str, detail: str, fingerprint: str) -> Question:
 def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
     """Create a question for an agent's request for information.
 
-    Requests with the same fingerprint are asked only once.
+    Requests with the same fingerprint lead to only one question.
     """
     return executor_question(QuestionKind.CLARIFICATION, title, detail, _CLARIFICATION).evolve(fingerprint=fingerprint)
 
@@ -148,7 +148,7 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose result the agent reported itself.
+    """Return the report on a delivery for which the agent itself reported the result.
 
     The agent sent its report before the executor noticed that the delivery had finished. `tree` is the
     resulting tree.
@@ -189,7 +189,7 @@ def folder_hint(folder: str) -> str:
 
 
 def read_ending(text: str) -> str:
-    """Return the reason stated in an executor's ending file, or "" if the text has another form.
+    """Return the reason stated in an executor's ending file, or "" if the text is in any other form.
 
     For example: `impossible: the API was removed`.
     """
@@ -207,7 +207,7 @@ def impossible_question(reason: str, *, by: str = "the executor") -> Question:
 
 
 def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:
-    """Return the report on work that the executor gave up but that a person wants to continue."""
+    """Return the report on work that the executor gave up on but that a person wants to continue."""
     reason = report.question.title if report.question else ""
     text = f"{reason}; {answer.by}: {answer.text}" if answer and answer.text else reason
     return report.evolve(

@@ -54,7 +54,7 @@ class HandOffEnd(StrEnum):
 
 
 class Message(Value):
-    """A text that is handed off to an agent."""
+    """Text that is handed off to an agent."""
 
     id: str
     """ID in the form `<episode>/<iteration>/<8 hex digits>`."""
@@ -164,7 +164,7 @@ def marker(identity: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Normalise a text for comparison with the content of a chat box.
+    """Normalise text for comparison with the contents of a chat box.
 
     The result uses LF line endings and NFC, and contains no NBSP or control characters. Chromium converts
     CRLF to LF and NBSP to a space, so the pasted text can be compared exactly only after normalisation.

@@ -49,7 +49,7 @@ class LimitSource(StrEnum):
 
 
 class LimitAction(StrEnum):
-    """Reaction to a reached limit."""
+    """What to do when a limit is reached."""
 
     WAIT = "wait"
     """Back off, then continue."""
@@ -163,7 +163,7 @@ phrases = cache(Phrases)
 
 
 class Match(NamedTuple):
-    """Recognised limit with its evidence."""
+    """A recognised limit, with the evidence for it."""
 
     kind: LimitKind
     confidence: float
@@ -171,7 +171,7 @@ class Match(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Convert a text to a single line of plain characters.
+    """Convert text to a single line of plain characters.
 
     Quotes, dashes, dots and spaces are simplified, and colours and frames are removed. This function is
     idempotent.
@@ -193,7 +193,7 @@ def decode(text: str) -> dict[str, Any] | None:
 
 
 def match_phrase(text: str, *, anchored: bool) -> Match | None:
-    """Return the first phrase that matches a text, or None.
+    """Return the first phrase that matches the text, or None.
 
     If `anchored` is set, the phrase must match at the start of the text.
     """
@@ -274,7 +274,7 @@ class Facts:
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
         """Return the limit that the facts indicate, or None.
 
-        Error codes take precedence over texts, followed by status codes and headers.
+        Error codes take precedence over message text, followed by status codes and headers.
         """
         codes = phrases().codes
         coded = [Match(codes[squeezed], 1.0, code) for code in self.codes if (squeezed := _squeeze(code)) in codes]

@@ -163,7 +163,7 @@ def quote_text(text: str) -> str:
 
 
 def unquote_text(text: str) -> str:
-    """Reverse `quote_text`. A text without quotes is returned unchanged."""
+    """Reverse `quote_text`. Text without quotes is returned unchanged."""
     value = read_json(text)
     if isinstance(value, str):
         return value

@@ -213,7 +213,7 @@ class ErrorKind(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Kind of an agent's event. The kinds are the same for all agents."""
+    """Kind of agent event. The kinds are the same for all agents."""
 
     STARTED = "started"
     SESSION = "session"

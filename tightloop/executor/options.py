@@ -87,7 +87,7 @@ class Script(Document):
 
 
 class CommandOptions(Document):
-    """Options for the executor `command`.
+    """Options for the `command` executor.
 
     The person who starts the episode is responsible for the command.
     """

@@ -1,4 +1,4 @@
-"""Parser that determines when a limit ends from status texts, fields and headers."""
+"""Parser that determines, from status texts, fields and headers, when a limit ends."""
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -67,14 +67,14 @@ class Clock(NamedTuple):
     zone: tzinfo
 
     def wait_until(self, moment: datetime) -> timedelta:
-        """Return the time until `moment`, from zero up to `LONGEST_WAIT`."""
+        """Return the time until `moment`, clamped between zero and `LONGEST_WAIT`."""
         aware = moment if moment.tzinfo else moment.replace(tzinfo=self.zone)
         # Within one zone Python subtracts wall clock times; UTC yields elapsed time.
         return _bound((aware.astimezone(UTC) - self.now.astimezone(UTC)).total_seconds())
 
 
 def find_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the first wait in a text, or None.
+    """Return the first waiting time mentioned in a text, or None.
 
     Examples are `try again in 11.054s` and `resets 12:50am (America/Los_Angeles)`.
     """
@@ -92,7 +92,7 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def find_any_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait in the text of a failure, or None.
+    """Return the waiting time given in the text of a failure, or None.
 
     The words before the time do not matter. Durations that describe the past or an allowance are ignored,
     such as `timed out after 30 s` or `per minute`. Times in the past, such as in log lines, are ignored
@@ -130,7 +130,7 @@ def _is_ahead(text: str, match: re.Match[str]) -> bool:
 
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
-    """Parse the wait in a header or field.
+    """Parse the wait time given in a header or field.
 
     The value is a number in units of `unit` seconds, a duration such as `6m0s`, an RFC 3339 time or an
     RFC 9110 date.

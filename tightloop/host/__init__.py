@@ -43,9 +43,8 @@ def state_home() -> Path:
 def state_folder(workspace: Path) -> Path:
     """Return the folder for a project's snapshots, ledger, outbox and locks.
 
-    The folder is inside the state home and named after the workspace's real path. This way, tightloop
-    never reads its own data from a workspace or loses the data with the workspace. The folder may not
-    exist yet.
+    The folder is inside the state home and named after the workspace's real path. This way, tightloop never reads its
+    own data from a workspace, and never loses that data when the workspace is lost. The folder may not exist yet.
     """
     # Not `Path.resolve`, which raises on link cycles.
     return state_home() / "projects" / _project_name(os.path.realpath(workspace))

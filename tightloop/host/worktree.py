@@ -1,4 +1,4 @@
-"""Record of a run's git worktree, which its commands see under the workspace's path."""
+"""Record of a run's git worktree, which its commands see at the workspace's path."""
 
 import os
 from pathlib import Path

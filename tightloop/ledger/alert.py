@@ -136,7 +136,7 @@ class Alert(Value):
 
 
 class Notice(Alert):
-    """A message that is sent outside the host.
+    """A message that leaves the host.
 
     Unless the settings say `full`, the message contains no code, paths or human-written text.
     """
@@ -177,7 +177,7 @@ class Delivery(Value):
 
 
 def alert_kind(question: Question) -> AlertKind | None:
-    """Return the kind of the alert for a question, or None if an operator requested the pause."""
+    """Return the kind of alert for a question, or None if an operator requested the pause."""
     return None if question.kind is QuestionKind.OPERATOR else AlertKind(question.kind.value)
 
 
@@ -247,7 +247,7 @@ def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
-    """Build the notice for an alert. The notice may be sent outside the host.
+    """Build the notice for an alert. The notice may leave the host.
 
     Args:
         alert: alert to describe.
@@ -273,7 +273,7 @@ def _where(alert: Alert) -> str:
 
 
 def answer_commands(alert: Alert) -> tuple[str, ...]:
-    """Return the shell commands to answer an alert, most likely first.
+    """Return the shell commands for responding to an alert, most likely first.
 
     The last command shows the status.
     """

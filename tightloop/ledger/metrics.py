@@ -1,4 +1,4 @@
-"""Metrics of ended episodes: samples, reports and their definitions."""
+"""Metrics for ended episodes: samples, reports and their definitions."""
 
 import json
 import math
@@ -107,7 +107,7 @@ class EndedEpisode(NamedTuple):
 
 
 class Figure(Value):
-    """The distribution of `n` known values. For unknown values, only their number is given in `unknown`."""
+    """The distribution of `n` known values. Unknown values are only counted, in `unknown`."""
 
     n: int = 0
     unknown: int = 0

@@ -120,7 +120,7 @@ class WorkflowFilter(Value):
 
 
 class WorkflowPage(Value):
-    """A page of the list of workflows, most recently started first."""
+    """A page of the workflow list, most recently started first."""
 
     lines: tuple[WorkflowLine, ...] = ()
     cursor: str = ""

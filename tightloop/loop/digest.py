@@ -1,4 +1,4 @@
-"""Digest of a project: work that is ready to merge, waits for an answer, failed or still runs, and its cost."""
+"""Digest of a project: work that is ready to merge, waiting for an answer, failed or still running, and its cost."""
 
 import hashlib
 import shlex

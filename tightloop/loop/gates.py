@@ -173,7 +173,7 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
 
 
 class Estimate(Value):
-    """Maximum total spending of a plan's tasks. None means unlimited or unknown."""
+    """Maximum total spending by a plan's tasks. None means unlimited or unknown."""
 
     runs: int = 0
     """Number of tasks that have not been dispatched yet. Each of them becomes an episode. A conflict adds one more

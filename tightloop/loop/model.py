@@ -1,4 +1,4 @@
-"""Models of a project plan and its conflicts."""
+"""Models for a project plan and its conflicts."""
 
 import hashlib
 import re
@@ -43,7 +43,7 @@ class Conflict(Value):
 
     @property
     def check(self) -> Check:
-        """The check for whether the conflict is resolved.
+        """The check that determines whether the conflict is resolved.
 
         The check passes if no conflict markers and none of the additional files are left.
         """

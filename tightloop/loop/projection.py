@@ -1,4 +1,4 @@
-"""Status, events and updates of a project plan in the state model of the project loop."""
+"""A project plan's status, events and updates, expressed in the project loop's state model."""
 
 import json
 from collections import Counter
@@ -247,7 +247,7 @@ class VerifyCommand(Document):
 
 
 class CancelCommand(Document):
-    """Arguments of the update `cancel`."""
+    """Arguments of the `cancel` update."""
 
     reason: str = ""
     by: str = "operator"

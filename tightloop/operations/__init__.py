@@ -1,4 +1,4 @@
-"""Table of all operations, with their description, applicable runs, required role and form on each interface.
+"""Table of all operations, with each one's description, applicable runs, required role and form in each interface.
 
 The HTTP API, the MCP tools and the web page are built from this table. `tests/unit/test_operations.py` checks the
 command line, the typed client and the workflow handlers against it. Models are referenced by name and imported on first

@@ -41,7 +41,7 @@ class Body(Shown):
 # Cached, because a second class for the same model would get a second schema in OpenAPI.
 @cache
 def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Create a model with camelCase field names from a model and its nested models.
+    """Create a copy of a model and its nested models with camelCase field names.
 
     The new model is filled from instances of the original model.
     """
@@ -187,9 +187,9 @@ class Answer(Request):
     option: Name = Field(min_length=1, examples=["allow"])
     """One of the question's options."""
     text: Text = ""
-    """Explanation of the answer. If the option applies to files: the names of the files."""
+    """Explanation of the answer, or the file names if the option applies to files."""
     question: Name = ""
-    """Question to answer, given by its id, its step or its review window. Optional if only one question has the
+    """Question to answer, identified by id, step or review window. Optional if only one question has the
     option.
     """
 
@@ -222,7 +222,7 @@ class Amend(Request):
     scenarios: body(HiddenScenarios, "HiddenScenariosInput") | None = None  # type: ignore[valid-type]
     """New hidden scenarios. A count of 0 withdraws all of them."""
     no_drafts: bool = False
-    """Withdraw the scenarios that a model drafted."""
+    """Withdraw the scenarios drafted by a model."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
     """New executor."""
     planner: Literal["", "auto", "openai", "heuristic"] = ""

@@ -170,7 +170,7 @@ class Diff(Shown):
 
 
 class Waiting(make_output_model(InboxItem)):  # type: ignore[misc]
-    """A question that is waiting for a person, with the URL to answer it."""
+    """A question that is waiting for a person, with the URL at which to answer it."""
 
     answer_href: str
     """URL to answer the question. Send a POST request with `{"question": ..., "option": ...}`."""

@@ -232,7 +232,7 @@ class Rule(Document):
 
 
 class DecisionAction(Document):
-    """Choose one of several paths by rules, by the best supported hypothesis, or by asking a model.
+    """Choose one of several paths by rules, by the best-supported hypothesis, or by asking a model.
 
     `${id.chosen}` lists the IDs of the steps that are started. `${id.option}` is the name of the chosen
     option or hypothesis.

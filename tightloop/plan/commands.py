@@ -236,9 +236,9 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
 def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     """Return the ruling on a request to a URL.
 
-    `network` contains the entries of `Policy.network`. The entry `example.org` allows this host on the
-    default ports. `*.example.org` allows its subdomains, and `host:port` allows exactly this endpoint.
-    Only `host:port` may be a private address.
+    `network` contains the entries of `Policy.network`. The entry `example.org` allows that host on the default ports.
+    `*.example.org` allows its subdomains, and `host:port` allows exactly this endpoint. Only `host:port` may be a
+    private address.
     """
     host = host_of(url)
     excerpt = url[:200]

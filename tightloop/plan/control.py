@@ -19,7 +19,7 @@ TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
 class ReplanCommand(Document):
-    """Arguments of `replan`. Without a new plan text, a planner is asked."""
+    """Arguments of `replan`. If no new plan text is given, a planner is asked for one."""
 
     source: str = ""
     rationale: str = ""
@@ -65,7 +65,7 @@ def _rename_alias(value: Any, *others: str, to: str) -> Any:
 def read_replan(value: Any) -> ReplanCommand:
     """Parse the argument of `replan`, which is the new text or an object.
 
-    Without a text, a planner is asked.
+    If no text is given, a planner is asked for one.
 
     Raises:
         InvalidRequestError: the argument is missing, a field is misspelled, or the text is too large for

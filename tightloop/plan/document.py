@@ -105,7 +105,7 @@ class ArtifactDeclaration(Document):
 
 
 class PlanBudget(Document):
-    """Limits of a plan. A null field is unlimited. Some fields have a default."""
+    """Limits of a plan. A null field means no limit. Some fields have a default."""
 
     max_wall_s: float | None = Field(default=None, gt=0)
     """Maximum working time in seconds, excluding the time spent waiting for people."""

@@ -347,7 +347,7 @@ class Expression:
 
         Raises:
             ExpressionError: types do not match, for example if a string is compared with a number.
-            ReferenceMissingError: raised by `lookup` for a reference that is evaluated.
+            ReferenceMissingError: `lookup` raised it for a reference in the evaluated part of the expression.
         """
         try:
             return Evaluation(lookup, self._source).of(self._tree)

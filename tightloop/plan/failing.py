@@ -60,7 +60,7 @@ class Watchdog(Document):
 
 
 class FailureMode(Document):
-    """A known failure, with an expression that detects it and a reaction."""
+    """A known failure, with an expression that detects it and the reaction to it."""
 
     name: str
     """Name to show with the failure."""

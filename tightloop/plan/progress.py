@@ -119,7 +119,7 @@ class PlanProgress(Value):
         return self.evolve(budget=budget).add_hypotheses(hypotheses)
 
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
-        """Add the hypotheses that are new to the plan."""
+        """Add the hypotheses that the plan does not contain yet."""
         known_ids = {belief.hypothesis for belief in self.beliefs}
         # Known ones keep their evidence when a revision declares them again.
         new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known_ids)
@@ -216,5 +216,5 @@ class PlanInput(PlanRequest, RunInput):
 
     @property
     def title(self) -> str:
-        """A text that identifies the plan before it has been read."""
+        """Text that identifies the plan before it has been read."""
         return self.goal or self.file or "a plan"

@@ -1,4 +1,4 @@
-"""References in texts, such as `${collect.sources}`, and the functions that expressions can use."""
+"""References in text, such as `${collect.sources}`, and the functions that expressions can use."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
 
 def split_segments(text: str) -> tuple[Segment, ...]:
-    """Split a text into literal texts and references.
+    """Split text into literal parts and references.
 
     Raises:
         ExpressionError: a `${` is not terminated, or its content is not a reference.
@@ -47,7 +47,7 @@ def split_segments(text: str) -> tuple[Segment, ...]:
 
 
 def scan(text: str) -> Iterator[Segment | ExpressionError]:
-    """Yield the parts of a text, and an error for each malformed reference."""
+    """Yield the parts of a string, and an error for each malformed reference."""
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
@@ -119,9 +119,9 @@ def _within(value: Any) -> Iterable[str]:
 def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = None) -> Any:
     """Resolve all references in a value.
 
-    A text that consists of a single reference becomes the value itself. In other texts, values are
-    formatted by `as_text`. If `quote` is set, the result of a text is always a text, and each value is
-    quoted. A list of scalars becomes several quoted words.
+    A string that consists of a single reference becomes the value itself. In other strings, values are formatted by
+    `as_text`. If `quote` is set, a string always resolves to a string, and each value is quoted. A list of scalars
+    becomes several quoted words.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -156,7 +156,7 @@ def _plain(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Convert a value to text. Texts are unchanged, null becomes "", and other values become JSON."""
+    """Convert a value to text. Strings are left unchanged, null becomes "", and other values become JSON."""
     if isinstance(value, str):
         return value
     # Not escaped to ASCII: the text goes into prompts, files and commands that people read.
@@ -378,7 +378,7 @@ class CommandSegment(NamedTuple):
 
 
 def place_references(text: str) -> tuple[CommandSegment, ...]:
-    """Split a command into literal texts and references, each with its shell context.
+    """Split a command into literal text and references, each with its shell context.
 
     Raises:
         ExpressionError: a reference is malformed.

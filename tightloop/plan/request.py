@@ -51,7 +51,7 @@ class PlanPhase(StrEnum):
 
 
 class PlanRequest(CallerInput):
-    """Request to run a plan. The plan is a text, or a file on the workspace's host."""
+    """Request to run a plan. The plan is given as text, or as a file on the workspace's host."""
 
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
@@ -192,7 +192,7 @@ class StepLine(Value):
 
 
 class StepPage(Value):
-    """Page of a plan's list of steps, in plan order."""
+    """A page of a plan's step list, in plan order."""
 
     lines: tuple[StepLine, ...] = ()
     page: int = 1

@@ -62,7 +62,7 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
 
 
 def read_text(value: Any) -> Remark:
-    """Parse a text, or an object with the fields `text`, `by` and `resumes`.
+    """Parse text, or an object with the fields `text`, `by` and `resumes`.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid, or the text is too long.

@@ -1,4 +1,4 @@
-"""State that all kinds of runs share: kernel state that is kept after a restore, timeline, status and result."""
+"""State that all kinds of runs share: kernel state that survives a restore, timeline, status and result."""
 
 import hashlib
 from abc import abstractmethod
@@ -65,7 +65,7 @@ class RunTimeline:
         self._end += 1
 
     def begin_own(self) -> None:
-        """Mark all existing lines as lines of the run before the reset."""
+        """Mark all existing lines as belonging to the run before the reset."""
         self._own = self._end
 
     def page(self, after: int) -> TimelinePage:

@@ -99,7 +99,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def with_announcements(reason: str, facts: Facts) -> str:
-    """Add the changes that a person only requested afterwards to the reason for a success.
+    """Add to the reason for a success the changes that a person requested only afterwards.
 
     A proven success stays a plain success, but `tightloop verify --strict` rejects its proof.
     """
@@ -115,7 +115,7 @@ def is_partial(qualifier: str) -> bool:
 
 
 def level(qualifier: str) -> str:
-    """Return a qualifier without names and reasons, such as `not proven`."""
+    """Return a qualifier without names or reasons, such as `not proven`."""
     return ", ".join(dict.fromkeys(_LEVEL.findall(qualifier)))
 
 

@@ -1,7 +1,7 @@
 """Questions: the common model for everything that waits for a person, and the rules for answers.
 
-The status, details, alerts and the update `answer` of episodes and plans all use the same object. Free text never makes
-a decision: an answer always names an option.
+The status, details, alerts and `answer` update of episodes and plans all use the same object. Free text never makes a
+decision: an answer always names an option.
 """
 
 import json
@@ -173,7 +173,7 @@ class Question(Value):
 
     @property
     def bounded(self) -> "Question":
-        """Copy of the question with shortened texts, a one-line title and sorted options."""
+        """Copy of the question with its text shortened, a one-line title and sorted options."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
             options=in_order(self.options),
@@ -242,13 +242,13 @@ def read_paths(question: Question, text: str) -> tuple[str, ...]:
 
 
 def evidence_of(text: str) -> tuple[str, ...]:
-    """Split a text into lines of evidence. Long lines are split so that nothing is hidden."""
+    """Split text into lines of evidence. Long lines are split so that nothing is hidden."""
     lines = [line for line in text.splitlines() if line.strip()]
     return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
 
 
 class AnswerCommand(Document):
-    """Arguments of the update `answer`."""
+    """Arguments of the `answer` update."""
 
     question: str = ""
     """ID, step or window of the question. A window selects all of its questions. It may be empty if there is only one
@@ -287,7 +287,7 @@ class Questions(Value):
         )
 
     def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
-        """Add a question and return it with its ID, its time and shortened texts."""
+        """Add a question and return it with its ID, its time and its text shortened."""
         # Numbered by all questions ever asked, so that a late answer to `q3` never reaches another question.
         number = self.asked + 1
         opened = question.bounded.evolve(id=f"q{number}", since=now)
@@ -326,7 +326,7 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
     The argument is the name of an option, `option: text`, or an object.
 
     Raises:
-        InvalidRequestError: a field is unknown or invalid. The message shows the example.
+        InvalidRequestError: a field is unknown or invalid. The message shows an example.
     """
     # Temporal's Web UI accepts any JSON; a plain string is the shortest to type there.
     if isinstance(value, str):
@@ -472,7 +472,7 @@ CHILD_WAITS = "child_waits"
 
 
 class ChildWait(Value):
-    """An open question of a direct or indirect child workflow."""
+    """An open question from a direct or indirect child workflow."""
 
     workflow_id: str
     """Workflow that receives the answer."""

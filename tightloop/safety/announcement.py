@@ -69,7 +69,7 @@ class RequestedChanges(NamedTuple):
 
     @property
     def is_about_space(self) -> bool:
-        """True if the request asks for different white space in results."""
+        """True if the request asks for different whitespace in the results."""
         return _PATTERNS["space"].search(self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     @property
@@ -78,7 +78,7 @@ class RequestedChanges(NamedTuple):
         return any(True for _ in self._removals())
 
     def removes(self, name: str) -> bool:
-        """Return whether the request asks to remove a symbol. The symbol may also be described in words."""
+        """Return whether the request asks to remove a symbol, either by name or by describing it in words."""
         bare = name.rpartition(".")[2]
         words = [word.lower() for word in _WORD.findall(bare) if len(word) > 2]
         for sentence in self._removals():
@@ -112,8 +112,8 @@ class RequestedChanges(NamedTuple):
     def wants(self, value: str) -> bool:
         """Return whether the request mentions a value only as a desired result.
 
-        The result is False if the value is also mentioned as something to replace. A text of several words is
-        wanted if each of its words is wanted.
+        The result is False if the value is also mentioned as something to replace. Text of several words counts as
+        wanted if each of its words does.
         """
         occurrences = list(re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", self.goal)) if value.strip() else []
         if occurrences:
@@ -124,8 +124,8 @@ class RequestedChanges(NamedTuple):
     def wants_more_of(self, old: str, new: str) -> bool:
         """Return whether a change replaces the requested result with another number.
 
-        The number that the request mentions last is the requested result, as in "10, 11, 13 -> 11.33". A text
-        without this number does not follow from the request, even if the request mentions all of its values.
+        The number that the request mentions last is the requested result, as in "10, 11, 13 -> 11.33". Text without
+        this number is not justified by the request, even if the request mentions all of its values.
         """
         before, now = {*_NUMBER.findall(old)}, {*_NUMBER.findall(new)}
         last = max(map(self._last_place, now - before), default=-1)

@@ -1,4 +1,4 @@
-"""Changes that questions show, and people's answers to them."""
+"""Changes shown in questions, and people's answers to them."""
 
 from collections.abc import Iterable
 from datetime import datetime

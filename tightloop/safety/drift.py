@@ -70,16 +70,16 @@ class Drift(Value):
 
     @property
     def report(self) -> tuple[str, ...]:
-        """Lines about how the drift was handled, and the command that restores undone changes."""
+        """Lines describing how the drift was handled, and the command that restores the reverted changes."""
         return (self.sentence, *((f"  to restore the changes: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
     """Add a drift and return the drifts to show.
 
-    Changes to caches are skipped, and only the last drifts of each cause are kept. If files change
-    repeatedly during checks, only the last drift is kept, because its command restores the latest files.
-    Identical drifts of a step have the same command, so only the last of them is kept.
+    Changes to caches are skipped, and only the last drifts for each cause are kept. If files change repeatedly during
+    checks, only the last drift is kept, because its command restores the latest files. Identical drifts of a step have
+    the same command, so only the last of them is kept.
     """
     if not drift.count:
         return drifts
@@ -105,7 +105,7 @@ def _is_repeated(previous: Drift, by: Drift) -> bool:
 
 
 class DriftAnswer(Value):
-    """A person's decision about a drift."""
+    """A person's decision about drift."""
 
     tree: str
     """The tree shown in the question."""
@@ -123,7 +123,7 @@ class DriftAnswer(Value):
 
 
 class DriftError(TightloopError):
-    """Raised if files differ from the result of the work. A person has to decide. Nothing was changed.
+    """Raised if files differ from the result of the work. A person has to decide what to do. Nothing has been changed.
 
     Attributes:
         drift: the changed files.
@@ -153,8 +153,7 @@ def prompt_privacy_for(
 ) -> PromptPrivacy:
     """Return the prompt privacy level of a workspace.
 
-    The longest folder in `projects` that contains the workspace takes precedence over the default. Paths
-    are absolute.
+    The longest matching folder path in `projects` takes precedence over the default. Paths are absolute.
     """
     path = posixpath.normpath(workspace)
     levels = {posixpath.normpath(folder): level for folder, level in projects.items()}

@@ -60,7 +60,7 @@ class Topic(StrEnum):
 
 
 class Violation(NamedTuple):
-    """Violated rule, without a location."""
+    """A rule that was violated, without a location."""
 
     rule: str
     topic: Topic

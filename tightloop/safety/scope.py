@@ -187,9 +187,9 @@ def files_in(text: str) -> tuple[str, ...]:
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
     """Return the changed files that no pattern covers.
 
-    The result is empty if there are no patterns or too many patterns. A folder covers everything below
-    it, and `**` matches any folders. A pattern without a slash matches files with that name in any
-    folder. A manifest also covers its lock file. The running time is always linear in the lengths.
+    The result is empty if there are no patterns or too many patterns. A folder covers everything below it, and `**`
+    matches any folders. A pattern without a slash matches files with that name in any folder. A manifest also covers
+    its lock file. The running time is always linear in the lengths of the patterns and paths.
     """
     globs = {_anchor_pattern(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
     # Whole paths and bare names only need a lookup.

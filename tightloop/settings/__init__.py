@@ -1,4 +1,4 @@
-"""Settings of the whole system: defaults, bounds and parsing.
+"""Settings for the whole system: defaults, bounds and parsing.
 
 A YAML document is read first, then the environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. If a setting is unknown or
 out of bounds, it is rejected with a sentence that names the setting and its allowed values.

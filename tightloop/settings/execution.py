@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AgentSettings(Section):
-    """Startup options and model connection of a coding agent, on the hosts that use these settings."""
+    """A coding agent's startup options and model connection on the hosts that use these settings."""
 
     program: str = ""
     """Program name or absolute path. If empty, the agent's usual program is looked up in PATH."""

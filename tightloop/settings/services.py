@@ -109,7 +109,7 @@ class TemporalSettings(Section):
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """Configured PEM files or PEM texts, by setting name."""
+        """Configured PEM files or PEM strings, by setting name."""
         files = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return {name: file for name, file in files.items() if file}
 
@@ -500,7 +500,7 @@ class RetentionSettings(Section):
         return None if self.every_h is None else timedelta(hours=self.every_h)
 
     def used_share(self, *, held_bytes: int, free_bytes: int, disk_bytes: int) -> float:
-        """Return the used fraction of the tighter disk limit.
+        """Return how much of the tighter disk limit is used, as a fraction.
 
         The result is 1 if a limit is reached and 0 if there are no limits.
 

@@ -1,4 +1,4 @@
-"""Detection of tests that repeat the code under test. They have the same faults and cannot detect them."""
+"""Detection of tests that repeat the code under test. Such tests share its faults and so cannot detect them."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence

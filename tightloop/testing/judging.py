@@ -35,7 +35,7 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The static findings and the runs of the tests in a change."""
+    """The static findings and test runs for the tests in a change."""
 
     after: Session
     before: Session | None = None

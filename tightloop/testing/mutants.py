@@ -197,7 +197,7 @@ SHOWN_CHARACTERS = 60
 
 
 class Mutant(NamedTuple):
-    """A single edit of a file that does not change any line numbers."""
+    """A single edit to a file that does not change any line numbers."""
 
     path: str
     line: int
@@ -260,7 +260,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Choose at most `limit` mutants in the order of `Weight`. Each line gets one mutant first."""
+    """Choose at most `limit` mutants in the order of `Weight`. Every line gets one before any gets a second."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)

@@ -68,8 +68,8 @@ _shared: Callable[[frozenset[str]], set[str]] = cache(set)
 class Value(_Frozen):
     """A frozen value that is sent through Temporal.
 
-    Unknown fields are ignored, and new fields need a default. The reason is that new code replays old
-    histories, and old workers may receive new histories.
+    Unknown fields are ignored and new fields need a default, because new code replays old histories and old workers
+    may receive new ones.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -185,7 +185,7 @@ def last_lines(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Shorten a text to at most `limit` characters by removing its middle.
+    """Shorten text to at most `limit` characters by removing the middle.
 
     Two thirds of the result come from the end of the text.
     """
@@ -196,7 +196,7 @@ def abridge(text: str, limit: int) -> str:
 
 
 def split(text: str, limit: int) -> Iterator[str]:
-    """Split a text into pieces of at most `limit` characters. A longer secret is not split."""
+    """Split text into pieces of at most `limit` characters. A secret longer than that is not split."""
     while len(text) > limit:
         before, after = _cut_around_secret(text, limit)
         # A secret at the very start leaves no cut before it, so it is taken as a whole.

@@ -171,7 +171,7 @@ _rules = cache(_Rules)
 
 
 class SecretMatch(NamedTuple):
-    """A match of a rule in a text, with its span and the rule's name."""
+    """A place in a text that matches a rule, with its span and the rule's name."""
 
     start: int
     end: int
@@ -277,7 +277,7 @@ class Scrubber:
         return "".join((*parts, text[end:])) if parts else text
 
     def model(self, value: "M", keep: frozenset[str] = frozenset()) -> "M":
-        """Return a copy of a model with all texts scrubbed, except for the fields in `keep`."""
+        """Return a copy of a model with all text scrubbed, except for the fields in `keep`."""
         changed = {
             name: new
             for name in type(value).model_fields

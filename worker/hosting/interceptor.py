@@ -50,7 +50,7 @@ Key = tuple[str, str, str]
 
 
 class Attempt:
-    """An attempt of an activity. Must be created in the asyncio task that runs the attempt."""
+    """An attempt at an activity. Must be created in the asyncio task that runs the attempt."""
 
     def __init__(self) -> None:
         self.info = activity.info()
@@ -125,7 +125,7 @@ class Work:
 
 
 class WorkRegistry:
-    """One worker's running work."""
+    """The work that one worker is currently running."""
 
     def __init__(self, client: Client | None) -> None:
         """Store the client.

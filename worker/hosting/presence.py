@@ -98,7 +98,7 @@ class Presence:
 
     @contextlib.contextmanager
     def working_for(self, workflow_id: str) -> Iterator[None]:
-        """Record that this process works for a workflow during the block."""
+        """Record that this process is working for a workflow during the block."""
         self._running[workflow_id] += 1
         self._note("+", workflow_id)
         try:

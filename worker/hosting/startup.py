@@ -199,8 +199,7 @@ def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
     Activity slots are either fixed or limited by memory and CPU usage.
 
     Args:
-        settings: `target_memory` and `target_cpu` are the fractions of usage up to which activities are
-            accepted.
+        settings: Activities are accepted until usage reaches the fractions `target_memory` and `target_cpu`.
         slots: number of activity slots, or the maximum number if targets are set. A single slot is always
             fixed, e.g. for a screen.
     """

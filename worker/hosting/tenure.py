@@ -59,7 +59,7 @@ class Tenure(Value):
 
 @dataclass(frozen=True)
 class TenureShare:
-    """The share of this process in a tenure."""
+    """This process's share of a tenure."""
 
     tenure: Tenure
     identity: HostIdentity

@@ -1,4 +1,4 @@
-"""Forwarding of this host's ledger to a central database, and rebuilding of the ledger."""
+"""Forwards this host's ledger to a central database, and rebuilds the ledger."""
 
 import asyncio
 import contextlib

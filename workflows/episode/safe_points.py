@@ -231,7 +231,7 @@ class SafePoints:
             raise ContinueAsNew
 
     async def apply_decision(self, decision: decisions.Decision) -> str:
-        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
+        """Ask a decision's question, if it has one. Return the name of the chosen option, or "".
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -347,7 +347,7 @@ class TreeChanges:
 
     @contextmanager
     def replacing_files(self) -> Iterator[None]:
-        """Delay pauses and discard edits while files are being replaced."""
+        """Hold back pauses, and discard edits, while files are being replaced."""
         before, self.is_putting_back = self.is_putting_back, True
         try:
             yield

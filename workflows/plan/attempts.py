@@ -1,4 +1,4 @@
-"""Attempts of plan steps. Each is an activity, chosen by capability, or a set of child workflows."""
+"""Attempts at plan steps. Each is either an activity, chosen by capability, or a set of child workflows."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -44,7 +44,7 @@ REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)
 
 
 class PlanCommands(Commands):
-    """Commands to a plan."""
+    """Commands that can be sent to a plan."""
 
     def __init__(
         self, context: PlanContext, questions: PlanQuestions, revisions: Revisions, view: PlanView, reporting: Reporting
@@ -121,7 +121,7 @@ class PlanCommands(Commands):
         return control.read_replan(value)
 
     async def replan(self, command: control.ReplanCommand) -> str:
-        """Replace the text of the plan. If no text is given, a planner writes the text."""
+        """Replace the text of the plan. If none is given, a planner writes it."""
         return await self._revisions.revise(command.source, command.rationale, command.by)
 
     def read_step(self, value: Any) -> control.StepCommand:
@@ -167,7 +167,7 @@ class PlanCommands(Commands):
         return f"step {name} will start as soon as no other step is using the working tree"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
-        """Parse an increase of the plan's limits."""
+        """Parse an increase in the plan's limits."""
         return control.read_plan_top_up(value)
 
     async def top_up(self, addition: control.PlanTopUp) -> str:
@@ -384,7 +384,7 @@ class Waiting:
         return await task
 
     async def keep_edits(self) -> None:
-        """Adopt edits made by people, or undo leftovers of this plan.
+        """Adopt edits made by people, or clean up leftovers from this plan.
 
         Nothing happens while a running step writes to the tree.
         """

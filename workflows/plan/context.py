@@ -175,7 +175,7 @@ class PlanContext(Run):
         )
 
     def cut(self, text: str, limit: int) -> str:
-        """Shorten a text to `limit` characters by removing its middle.
+        """Shorten text to `limit` characters by removing the middle.
 
         The end usually contains the cause of a failure.
         """
@@ -292,7 +292,7 @@ class PlanContext(Run):
 
     @property
     def is_nothing_left(self) -> bool:
-        """True if the plan is idle and not paused, so that it may end."""
+        """True if the plan is idle and not paused, and may therefore end."""
         return self.is_idle and not self.is_paused
 
     @property
@@ -307,7 +307,7 @@ class PlanContext(Run):
 
     @property
     def answer_hint(self) -> str:
-        """A hint to show if the plan itself has no open question. It says where else to answer."""
+        """A hint to show if the plan itself has no open questions, saying where else to answer."""
         waits = self.waits_within
         if not waits:
             return f"Check the status: tightloop status {self.id}"
@@ -325,7 +325,7 @@ class PlanContext(Run):
         self._holds += 1
 
     def release(self) -> None:
-        """Undo one call of `hold`."""
+        """Undo one call to `hold`."""
         self._holds -= 1
         self.wake()
 
@@ -344,7 +344,7 @@ class PlanContext(Run):
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return the end of a plan whose questions were not answered in time."""
+        """Return the record of the end of a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {span(self.request.pause_timeout.total_seconds())}: {names}",
@@ -367,7 +367,7 @@ class PlanContext(Run):
 
     @property
     def outcome_facts(self) -> Facts:
-        """Facts that decide whether a completed plan is a plain success."""
+        """Facts that determine whether a completed plan is an unqualified success."""
         steps, skipped = self.schedule.list_skipped()
         evidence = dict(self.progress.evidence) if self.progress.evidence else {}
         return Facts(
@@ -414,11 +414,11 @@ class PlanContext(Run):
     # -- progress -----------------------------------------------------------------------------------
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Record whether the files on disk may be leftovers of work that was stopped or discarded."""
+        """Record whether the files on disk may be left over from work that was stopped or discarded."""
         self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Record whether edits by people still have to be kept."""
+        """Record whether people's edits still need to be kept."""
         self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
@@ -503,7 +503,7 @@ class Continuation:
 
     @property
     def is_draining(self) -> bool:
-        """True if no steps are started because a new run will follow."""
+        """True if no more steps will be started, because a new run is about to follow."""
         return self._draining is not None
 
     def start_when_due(self, *, is_suitable: bool) -> None:

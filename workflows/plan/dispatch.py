@@ -104,7 +104,7 @@ class Dispatch:
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
-        """Add the time during which something ran or backed off. Waiting for people does not count."""
+        """Add time spent running or backing off. Time spent waiting for people does not count."""
         context, now = self._context, self._context.now()
         if self._busy_since is not None:
             context.progress = context.progress.add_work(now - self._busy_since)
@@ -321,7 +321,7 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause the plan because an activity could not run. The activity runs again after an answer."""
+        """Pause the plan because an activity could not run. The activity runs again once an answer arrives."""
         if failure.drift is not None:
             # No question if the changes are known to be this plan's own: the next activity puts them back. No question
             # either if the tree has moved on meanwhile: then the activity started from a tree that no longer counts.

@@ -168,7 +168,7 @@ CHECKS_TIMEOUT = timedelta(hours=6)
 
 
 class PlanProof:
-    """The baseline and the proof of a plan, which determine whether the plan is completed."""
+    """The baseline and the proof of a plan, which determine whether the plan is complete."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
@@ -211,7 +211,7 @@ class PlanProof:
         """Return whether the final tree provably meets the definition of done.
 
         Raises:
-            PlanEnd: the definition of done is not met, and the failure policy does not allow asking.
+            PlanEnd: the definition of done is not met, and the failure policy does not allow asking a person.
         """
         context = self._context
         if not self.is_needed:

@@ -157,8 +157,7 @@ class ProjectContext(PlanContext):
     def outcome_facts(self) -> Facts:
         """Facts that decide whether a verified plan is a plain success.
 
-        The gates replace a definition of done. The episodes of the tasks show whether a check failed before
-        it passed.
+        The gates replace a definition of done. The tasks' episodes show whether a check failed before it passed.
         """
         tasks, qualifiers = [task.task_id for task in self.facts.tasks], self.progress.qualifiers
         evidence = self.progress.evidence or Evidence()
@@ -340,7 +339,7 @@ class ProjectReporting(PlanReporting):
 
 
 class ProjectCommands(PlanCommands):
-    """Commands to a project's plan."""
+    """Commands for a project's plan."""
 
     _context: ProjectContext
     _view: ProjectView

@@ -148,7 +148,7 @@ class Revisions:
             A description of the changes.
 
         Raises:
-            ApplicationError: the revision is refused. The message gives the reason with line and column.
+            ApplicationError: the revision is refused. The message gives the reason, with the line and column.
         """
         context = self._context
         async with self._one_at_a_time:

@@ -68,7 +68,7 @@ _PAUSE_OPTIONS = {
 
 
 class PlanQuestions:
-    """Opens the questions of a plan. Only one question is opened for each cause."""
+    """Opens a plan's questions. Only one question is opened per cause."""
 
     def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
         """Store `show`, which publishes changes to the questions."""

@@ -1,4 +1,4 @@
-"""Execution of activities by a workflow."""
+"""How a workflow executes activities."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -89,7 +89,7 @@ class ActivityOptions:
 
 
 class ActivityFailedError(Exception):
-    """Raised if an activity failed after all retries. `reason` is a sentence for people."""
+    """Raised if an activity failed after all retries. `reason` is a human-readable sentence."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Routing:
         """Handle a missing executor worker. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Return whether the workflow moves to the host `successor`, because its own host is silent."""
+        """Return whether the workflow is moving to the host `successor`, because its own host is silent."""
         del successor
         return False
 
@@ -160,7 +160,7 @@ class ActivityRunner:
 
     @property
     def waits_for(self) -> str:
-        """Task queue that an activity is waiting on, and since when. Empty if no activity is waiting.
+        """Task queue that an activity is waiting on, and when the wait began. Empty if no activity is waiting.
 
         The value comes from the last check. Only Temporal knows whether the activity has started since then.
         """

@@ -299,7 +299,7 @@ class Run(Routing, ABC):
     # -- timeline -----------------------------------------------------------------------------------
 
     def cut(self, text: str, limit: int) -> str:
-        """Shorten a text to `limit` characters."""
+        """Shorten text to `limit` characters."""
         return shorten(text, limit)
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
@@ -316,7 +316,7 @@ class Run(Routing, ABC):
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
     def log_delivery(self, delivered: str) -> None:
-        """Record where the result was delivered. Empty if the result is in the working tree."""
+        """Recorded location where the result was delivered. Empty if the result is in the working tree."""
         if delivered:
             self.core = self.core.evolve(delivered=delivered)
             self.log("result", delivered, characters=COMMAND_CHARACTERS)
@@ -376,7 +376,7 @@ class Run(Routing, ABC):
         self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
-        """Remove a question that no longer needs an answer because of something else a person did."""
+        """Remove a question that another action by a person has made unnecessary."""
         self.close_questions(question.id)
         self._measure(question)
 

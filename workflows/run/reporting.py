@@ -346,7 +346,7 @@ class Reporting:
         self._reporter.close(self._word)
 
     def refuse(self) -> None:
-        """Publish that the run was refused.
+        """Publish the fact that the run was refused.
 
         The ID of a first run can be used again. A refused run does not hide an earlier run.
         """

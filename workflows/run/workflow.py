@@ -43,7 +43,7 @@ class Commands(ABC):
 
     @abstractmethod
     async def resume(self, note: Any) -> None:
-        """Choose the default option of each open question."""
+        """Choose the default option for each open question."""
 
     @abstractmethod
     def cancel(self, remark: Remark) -> None:

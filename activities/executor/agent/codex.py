@@ -265,8 +265,8 @@ _SHELL_VARIABLES = (
 class CodexAdapter:
     """Runs Codex, which has its own sandbox for commands.
 
-    The commands cannot see any key, the network, `SECRET_PLACES` or tightloop's state. They can write to
-    the working tree except its `.git`, and to a temporary folder in the agent's home.
+    The commands cannot see any key, the network, `SECRET_PLACES` or tightloop's state. They can write to the working
+    tree, except for its `.git`, and to a temporary folder in the agent's home.
     """
 
     name = NAME

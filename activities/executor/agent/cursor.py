@@ -47,7 +47,7 @@ _SHOWN = ("command", "path", "globPattern", "pattern", "url", "query")
 class CursorReader(EventReader):
     """Reads the events of one run.
 
-    Failures are not reported as events. They appear in standard error and the exit code.
+    Failures are not reported as events. They show up on standard error and in the exit code.
     """
 
     def __init__(self, *, now: Callable[[], datetime] = local_now) -> None:

@@ -212,7 +212,7 @@ class AgentHost:
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
     ) -> "Iterator[tuple[ModelAccess, GatewayServer | None]]":
-        """Open an agent's model access for one delivery. The gateway, if any, is closed on exit.
+        """Give an agent access to its model for one delivery. The gateway, if any, is closed on exit.
 
         Set `own_bound` if the caller limits the number of model calls when there is no gateway.
 
@@ -281,7 +281,7 @@ class AgentHost:
     ) -> ProcessRequest:
         """Build the process request for running the agent without a sandbox.
 
-        Only the worker variables that the settings name are included.
+        Only the worker variables named in the settings are included.
 
         Raises:
             ExecutorError: the agent's program does not exist.

@@ -247,7 +247,7 @@ class Stop(StrEnum):
 
 
 class Bounds:
-    """Enforces the limits of a delivery on time, silence, events, model calls and waiting for the provider."""
+    """Enforces a delivery's limits on time, silence, events, model calls and waiting for the provider."""
 
     def __init__(self, choice: ExecutorChoice, gateway: GatewayServer | None) -> None:
         self.events = 0

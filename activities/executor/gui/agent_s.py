@@ -1,4 +1,4 @@
-"""Location of controls on the screen by asking a vision model through Agent S."""
+"""Locates controls on the screen by asking a vision model through Agent S."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ class AgentS:
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
-        """Return the reason why Agent S is unavailable and how to fix it, or "" if it is available."""
+        """Return why Agent S is unavailable and how to fix it, or "" if it is available."""
         python = find_trusted_program(self.python)
         if python is None:
             return f"window.agent_s.python is set to {self.python!r}, which is not a program (see docs/macos.md)"

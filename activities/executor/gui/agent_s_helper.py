@@ -1,7 +1,7 @@
 """Asks Agent S for one point in a screenshot. It runs once per question, in a Python that has `gui-agents`.
 
 This is a separate process because other parts of the package evaluate model output and retry for minutes. The process
-has no display and no secret except its key, and it can be killed. Only the package's prompt, image handling and
+has no display and no secrets other than its key, and it can be killed. Only the package's prompt, image handling and
 response parsing are used (`OSWorldACI.generate_coords`, `resize_coordinates`), none of which evaluates anything.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def locate(request: dict[str, Any]) -> dict[str, int]:
-    """Ask the model for a point. Return its position in pixels of the screenshot."""
+    """Ask the model for a point. Return its position in screenshot pixels."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
     size = {"width": request["width"], "height": request["height"]}

@@ -1,6 +1,6 @@
 """Cursor hook that accepts each hand-off once, in its own folder, and records the agent's answers.
 
-The script is copied into the state home and run from there by any Python from 3.8 on, so it uses only the standard
+The script is copied into the state home and run from there by any Python 3.8 or later, so it uses only the standard
 library. It prints one JSON object and never blocks a user's prompt, even on errors. Only hand-offs that have not been
 checked are blocked. Conversations without a hand-off are not recorded.
 """

@@ -96,7 +96,7 @@ class Driver(Protocol):
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the focused element of the active window, or None if no element is focused or this is unknown."""
+        """Return the focused element of the active window, or None if there is none or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
@@ -136,7 +136,7 @@ class Driver(Protocol):
         ...
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the visible texts of a window from its accessibility tree, in order.
+        """Return the pieces of text visible in a window, in order, from its accessibility tree.
 
         The list is bounded and may be empty.
         """
@@ -167,7 +167,7 @@ def gui_folder() -> Path:
 
 
 class Ledger:
-    """A durable record of this host's hand-offs in a folder. It survives a power loss."""
+    """A durable record, kept in a folder, of this host's hand-offs. It survives power loss."""
 
     def __init__(self, folder: Path, limit: int = ENTRIES_LIMIT) -> None:
         self._folder, self._kept = folder, limit

@@ -1,6 +1,6 @@
 """Hand-off protocol. Each step is checked, and any deviation before Enter aborts without submitting.
 
-For comparison, blind pasting was measured to fail in 2 % of hand-offs to an idle window, and it sent plans to other
+For comparison, blind pasting failed in 2% of measured hand-offs to an idle window, and it sent plans to other
 programs.
 """
 

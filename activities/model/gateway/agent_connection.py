@@ -38,7 +38,7 @@ class ByteBudget:
         """Reserve bytes for a request. A negative size returns bytes to the budget.
 
         Raises:
-            TooLargeError: the budget has too few bytes left.
+            TooLargeError: the budget does not have enough bytes left.
         """
         if size > self._left:
             raise TooLargeError

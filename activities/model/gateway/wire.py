@@ -27,7 +27,7 @@ class Wire(StrEnum):
 
 
 class Cassette(StrEnum):
-    """Use of a recording."""
+    """How a recording is used."""
 
     OFF = "off"
     RECORD = "record"

@@ -38,7 +38,7 @@ class AttemptPorts:
         return PlanCache(self.stores)
 
     def begin(self, request: RunStepRequest, loaded: LoadedPlan) -> Work:
-        """Start an attempt of the requested step. Call this inside an activity."""
+        """Start an attempt at the requested step. Call this inside an activity."""
         workspace, step = Path(request.scope.workspace), loaded.step(request.step, request.template)
         store, records = self.stores(workspace), open_file_records(workspace)
         return Work(

@@ -57,7 +57,7 @@ def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **f
 
 
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
-    """Return a sentence about the first expression that is not met, or "" if all are met.
+    """Return a sentence about the first expression that is not satisfied, or "" if all are.
 
     The sentence starts with `what`. Expressions that are prose are skipped.
     """
@@ -101,7 +101,7 @@ def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: Referen
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
     """Return the paths that a step is known to write.
 
-    These are the files that the step edits, or the files that its shell command certainly writes.
+    These are the files that the step edits, or the files that its shell command is certain to write.
     """
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))

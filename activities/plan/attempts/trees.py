@@ -1,4 +1,4 @@
-"""Comparison and merging of trees, and search for protected files."""
+"""Comparison and merging of trees, and a search for protected files."""
 
 import tempfile
 from collections.abc import Mapping, Sequence

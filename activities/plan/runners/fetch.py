@@ -58,7 +58,7 @@ class WebCache:
         self._folder = state_folder / "cache"
 
     def find(self, url: str) -> CachedDocument | None:
-        """Return the metadata of a URL's document if its content is present and intact."""
+        """Return the metadata of the document at a URL if its content is present and intact."""
         document = _read(self._entry(url))
         return document if document is not None and self.content(document) is not None else None
 
@@ -229,7 +229,7 @@ def words(text: str) -> list[str]:
 
 
 class Scorer:
-    """BM25 scorer for a query on a set of texts."""
+    """BM25 scorer for a query over a set of texts."""
 
     def __init__(self, query: str, texts: Sequence[Counter[str]]) -> None:
         self._terms = sorted(set(words(query)))

@@ -1,4 +1,4 @@
-"""Git steps, which create a branch, a commit and a pull request text."""
+"""Git steps, which create a branch, a commit and the text of a pull request."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Runs in each Python that a check starts.
+"""Runs in each Python process that a check starts.
 
 It reports the start and end of the process and instruments pytest and unittest.
 """

@@ -70,7 +70,7 @@ class Loads:
         return ""
 
     def opener(self, frame):
-        """Return the file of the tree that is executing in a frame or one of its callers, or ""."""
+        """Return the tree's file whose code is running in a frame or one of its callers, or ""."""
         for _ in range(_FRAMES):
             if frame is None:
                 return ""

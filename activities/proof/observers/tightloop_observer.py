@@ -267,7 +267,7 @@ def _make_session(pytest, teller, is_part):
         def pytest_runtest_call(self, item):
             """Record a test's error before the project's hooks see it.
 
-            If other code has replaced the test, this is also recorded.
+            Also record whether other code has replaced the test.
             """
             _loads.started_tests = True
             code = getattr(getattr(item, "obj", None), "__code__", None)

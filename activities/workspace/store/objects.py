@@ -149,7 +149,7 @@ class TreeStore:
 
     @cached_property
     def repository(self) -> pygit2.Repository:
-        """The opened git repository of the store.
+        """The store's open git repository.
 
         Raises:
             WorkspaceError: the store is missing.
@@ -396,7 +396,7 @@ def valid_name(name: bytes) -> bool:
 
 @contextlib.contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the operating system and libgit2 to tightloop errors.
+    """Translate operating system and libgit2 errors into tightloop errors.
 
     Raises:
         StorageFullError: the disk is full.

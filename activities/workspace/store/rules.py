@@ -1,4 +1,4 @@
-"""Ignore rules as in git (gitignore(5)), matched in time linear in the rule and the path.
+"""Ignore rules as in git (gitignore(5)), matched in time linear in the lengths of the rule and the path.
 
 The repository's text never becomes a backtracking expression. Parts between asterisks are matched once, from the left.
 """

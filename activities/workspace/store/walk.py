@@ -93,7 +93,7 @@ class Folder:
             yield from below.paths(f"{prefix}{name}/")
 
     def put(self, path: bytes, entry: Entry | None) -> None:
-        """Set the entry of a path. None means that there is no file. The next walk reads the file again."""
+        """Set the entry for a path. None means that there is no file. The next walk reads the file again."""
         name, _, rest = os.fsdecode(path).partition("/")
         self.tree = b""
         if rest:
@@ -265,7 +265,7 @@ class Walk:
         """Number of files whose size, times or content changed."""
 
     def run(self, root: str, previous: Folder | None) -> Folder:
-        """Walk over the tree at `root` and return its state. The state in `previous` is not modified.
+        """Walk the tree at `root` and return its state. The state in `previous` is not modified.
 
         Raises:
             WalkTimeoutError: the walk took too long.

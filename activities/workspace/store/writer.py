@@ -1,4 +1,4 @@
-"""Writing, comparing and merging of trees."""
+"""Writing, comparing and merging trees."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ class TreeWriter:
         """Apply changes to the files. Anything in the way of a new file is deleted.
 
         Raises:
-            GitError: an object is missing, or a name must not be written.
+            GitError: an object is missing, or a name is not allowed to be written.
             OSError: a file cannot be written.
         """
         ordered = sorted(changes, key=itemgetter(0))

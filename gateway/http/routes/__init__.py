@@ -1,7 +1,7 @@
 """The API's routes, built from the table of operations.
 
 Routes that only send a message to a run are generated here. The other routes are functions in this package's modules.
-Their names match the names of their operation's paths in the table.
+Each function is named after its operation's path in the table.
 """
 
 import asyncio

@@ -85,7 +85,7 @@ def test_everything_is_exported_one_entry_a_line(kept: MemoryStore, workspace: P
     assert tightloop(workspace, "export", "--out", str(file)).exit_code == 0
     assert len(file.read_text().splitlines()) == 4
     again = tightloop(workspace, "export", "--out", str(file))
-    assert "Choose a new file" in again.stderr
+    assert "Choose a different file" in again.stderr
 
 
 def test_use_of_the_memory_is_counted(kept: MemoryStore, workspace: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_part_of_a_line_is_replaced() -> None:
 
 def test_several_places_are_told_by_their_lines() -> None:
     found = missed("x = 1\ny = 2\nx = 1\n", "x = 1", "x = 2")
-    assert found.reason.startswith("old occurs 2 times, at lines 1, 3. ")
+    assert found.reason.startswith("`old` occurs 2 times, at lines 1, 3. ")
 
 
 def test_overlapping_places_are_several() -> None:
@@ -61,7 +61,7 @@ def test_a_uniform_shift_of_all_lines_is_carried_over(shift: str) -> None:
         wanted = "class C:\n    def f(self):\n\n        if self:\n            return 2\n    x = 1\n"
         assert patched(text, old, new).text == wanted
     elif shift == "\t":
-        assert "cannot find old in the file" in missed(text, old, new).reason
+        assert "cannot find `old` in the file" in missed(text, old, new).reason
 
 
 def test_a_shift_that_is_not_uniform_is_a_miss() -> None:

@@ -73,7 +73,7 @@ async def test_message_that_stays_wrong_is_given_up_with_a_sentence(gap: str) ->
     assert len(planner.briefings) == 1 + CORRECTIONS
     assert (got.verdict, got.message) == (PlanVerdict.MALFORMED, None)
     assert words in got.reason
-    assert got.reason.startswith("the plan message is still invalid after 2 corrections: ")
+    assert got.reason.startswith("the plan message is still invalid after 2 correction attempts: ")
     assert got.usage is not None
     assert got.usage.input_tokens == 10 * (1 + CORRECTIONS)
 

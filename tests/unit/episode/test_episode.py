@@ -636,7 +636,7 @@ def test_right_input_has_no_problem_and_is_the_request() -> None:
             {"pause_timeout": timedelta(days=-1)},
             "pause_timeout must be greater than 0 and at most one year",
         ),
-        ({"executor": ExecutorChoice(options={"x": "y" * 300_000})}, "the request is larger than 256000"),
+        ({"executor": ExecutorChoice(options={"x": "y" * 300_000})}, "the request is longer than 256000"),
     ],
 )
 def test_what_would_hang_a_workflow_is_refused(change: dict[str, Any], sentence: str) -> None:

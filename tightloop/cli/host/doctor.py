@@ -1,4 +1,4 @@
-"""Diagnosis of this host and its server: programs, server, workers, keys and folders."""
+"""Diagnostics for this host and its server: programs, server, workers, keys and folders."""
 
 import asyncio
 import importlib.util

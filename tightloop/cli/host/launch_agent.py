@@ -1,4 +1,4 @@
-"""launchd agent that starts a worker when the user signs in at the screen (macOS).
+"""launchd agent that starts a worker when the user signs in at the console (macOS).
 
 Sources: launchd.plist(5), launchctl(1), and Apple's Technical Note TN2083 on sessions.
 """

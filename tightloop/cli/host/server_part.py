@@ -1,4 +1,4 @@
-"""Access to the server part, which is a separate distribution: replace this process with it, or query it."""
+"""Access to the server, which is a separate distribution: either replace this process with it or query it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def become_worker(session: Session, *arguments: str, state_folder: Path | None =
 
 
 def become_server_part(session: Session, module: str, *arguments: str) -> NoReturn:
-    """Replace this process with a module of the server part.
+    """Replace this process with one that runs a module of the server part.
 
     Raises:
         ServiceUnavailableError: the server part is not installed.
@@ -101,7 +101,7 @@ def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any
     """Search the memory with the configured embedder.
 
     Raises:
-        ServiceUnavailableError: the server part is not installed, or fails.
+        ServiceUnavailableError: the server package is not installed, or fails.
     """
     return _call_server_part(session, "recall", json.dumps(query), "the memory was not searched")
 
@@ -112,7 +112,7 @@ def take_result(session: Session, request: dict[str, Any]) -> str:
     Return a sentence that describes the outcome.
 
     Raises:
-        ServiceUnavailableError: the server part is not installed, or the result cannot be taken.
+        ServiceUnavailableError: the server component is not installed, or the result cannot be retrieved.
     """
     answer = _call_server_part(session, "take", json.dumps(request), "the result was not written")
     return str(answer[0]["result"])

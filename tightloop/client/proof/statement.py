@@ -1,6 +1,6 @@
 """In-toto statement of a proof, readable by other tools and with `jq`.
 
-The models are tightloop's own because the package in-toto-attestation is untyped and stores every number as a float.
+tightloop defines its own models because the in-toto-attestation package is untyped and stores every number as a float.
 The tests check each statement against that package. Sources: in-toto attestation framework v1.1, predicate test-result
 v0.1.
 """
@@ -73,7 +73,7 @@ class ReportDetails(_Part):
 
 
 class CheckDetails(_Part):
-    """The result of one command of the definition of done in one run."""
+    """The result of one definition-of-done command in one run."""
 
     name: str = ""
     run: str
@@ -103,7 +103,7 @@ class RunDetails(_Part):
 
 
 class FindingDetails(_Part):
-    """Finding against the proof."""
+    """A finding that counts against the proof."""
 
     rule: ProofRule
     text: str = ""
@@ -136,7 +136,7 @@ class ScenarioDetails(_Part):
 
 
 class ReviewDetails(_Part):
-    """A model's review of the change. Each doubt is one of the findings."""
+    """A model's review of the change. Each doubt is reported as a finding."""
 
     model: str
     files: int = Field(default=0, ge=0)
@@ -204,7 +204,7 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """The subject of the statement, which is the tested tree."""
+    """The subject of the statement: the tree that was tested."""
 
     name: str = ""
     digest: _SubjectDigest
@@ -230,7 +230,7 @@ class Statement(_Part):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Commands of the definition of done."""
+        """Commands in the definition of done."""
         # The first run is the one on the delivered tree; `read_statement` checks that.
         return tuple(check.run for check in self.predicate.tightloop.runs[0].checks)
 

@@ -1,4 +1,4 @@
-"""Queries and search in the memory."""
+"""Memory queries and memory search."""
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping
@@ -48,7 +48,7 @@ from tightloop.memory import (
 
 
 class SolutionIndex:
-    """An index of the solutions for failures, with the evidence for each solution."""
+    """An index of the solutions to failures, with the evidence for each solution."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         self.patterns: dict[str, Pattern] = {}
@@ -137,7 +137,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
 
 
 def stats(connection: Connection, project: str) -> MemoryStats:
-    """Return statistics about a project's entries, and about the use and success of its patterns."""
+    """Return statistics about a project's entries, and about how often its patterns are used and succeed."""
 
     def count(table: Table, *conditions: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project == project, *conditions)
@@ -318,7 +318,7 @@ class WordMatches(NamedTuple):
 def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> WordMatches:
     """Return the BM25 scores of the rows that share words with the query.
 
-    Frequent words beyond `POSTINGS_LIMIT` are skipped.
+    Words so frequent that they exceed `POSTINGS_LIMIT` are skipped.
     """
     word_condition = (memory_words.c.project == project, memory_words.c.kind == kind.value)
     size = select(corpora.c.documents, corpora.c.words).where(

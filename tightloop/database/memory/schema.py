@@ -1,4 +1,4 @@
-"""Tables of the memory."""
+"""The memory's tables."""
 
 import json
 from array import array

@@ -106,8 +106,8 @@ def write_pattern(connection: Connection, project: str, pattern: Pattern, vector
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
     """Record one use of a pattern, once per key. Return whether the use was recorded.
 
-    The failure and the pattern must exist. A failed use counts only if the pattern was already used for
-    the same failure, because patterns that never helped are not kept.
+    The failure and the pattern must exist. A failed use counts only if the pattern has already been used for the same
+    failure, because patterns that have never helped are not kept.
     """
     both = (uses.c.project == project, uses.c.signature == outcome.signature, uses.c.pattern == outcome.pattern)
     if not outcome.worked and connection.execute(select(uses.c.key).where(*both).limit(1)).first() is None:
@@ -153,7 +153,7 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
 
 
 def drop_project(connection: Connection, project: str) -> int:
-    """Delete all data of a project. Return the number of deleted failures, patterns and facts."""
+    """Delete all of a project's data. Return the number of deleted failures, patterns and facts."""
     removed = 0
     for table in (failures, patterns, facts, uses, memory_words, corpora, projects):
         count = connection.execute(delete(table).where(table.c.project == project)).rowcount
@@ -239,7 +239,7 @@ class MemoryStore:
         database: database with the tables of `MEMORY`.
         embedder: embedder to use. If None, texts are compared by words, and no vectors are stored.
         settings: settings with the limits and thresholds.
-        hosts: names of the host that the project ids belong to. Its own name comes first. Used with a
+        hosts: names of the host that the project ids belong to, with its own name first. Used with a
             database that several hosts share. If empty, the project ids are those of the database.
     """
 
@@ -300,7 +300,7 @@ class MemoryStore:
     def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
         """Return similar failures and their solutions. Raises the same errors as `record_failures`.
 
-        A failure with the same signature comes first, followed by matches by words and vectors.
+        A failure with the same signature comes first, followed by matches on words and vectors.
         """
         prepared_query = self._prepare_query(
             normalize_explaining_line(query.text), in_words=query.in_words, solved=query.solved

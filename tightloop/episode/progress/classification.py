@@ -53,7 +53,7 @@ def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_const
 
 
 def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
-    """Classify an iteration by the spending since the last progress.
+    """Classify an iteration by the amount spent since progress was last made.
 
     Return the class, and the exceeded thresholds as text.
     """

@@ -83,7 +83,7 @@ def mark(*parts: str) -> str:
 
 
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
-    """Reset the memory after a person intervened.
+    """Reset the memory after a person has intervened.
 
     All counts that affect the class restart at zero.
     """

@@ -40,10 +40,9 @@ class Touched(Value):
 def find_new_work(files: Iterable[FilePatch], touched: Touched) -> tuple[bool, Touched]:
     """Return whether a change contains new work, and the updated marks.
 
-    A change is new work if it touches a file for the first time. It is also new work if it adds more new
-    lines than it removes of the episode's earlier lines. Removing a line of the original project counts
-    like adding a line. Comments, white space and moved lines are ignored. Repeated changes to the numbers
-    in a line count once.
+    A change is new work if it touches a file for the first time. It is also new work if it adds more new lines than it
+    removes of the episode's earlier lines. Removing a line of the original project counts the same as adding a line.
+    Comments, white space and moved lines are ignored. Repeated changes to the numbers in a line count once.
     """
     known_files, known_lines = _split(touched.files), _split(touched.lines)
     changed, new, undone = set[str](), set[str](), set[str]()
@@ -171,7 +170,7 @@ class Spending(Value):
 
 
 class TrackingFacts(Value):
-    """Measurements of an iteration, used as the input of `classify`."""
+    """Measurements of an iteration, used as the input to `classify`."""
 
     ratio: float = 1.0
     """Line similarity of the whole tree before and after the iteration, from 0 to 1."""

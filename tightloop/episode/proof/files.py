@@ -122,7 +122,7 @@ def _is_test_folder(path: str) -> bool:
 
 
 def is_cache(path: str) -> bool:
-    """Return whether a file is generated from the sources, such as a cache. It is never part of a proof."""
+    """Return whether a file, such as a cache, is generated from the sources. Such a file is never part of a proof."""
     return not _CACHES.isdisjoint(path.split("/"))
 
 

@@ -122,7 +122,7 @@ class _Names:
 
 
 class Sources(NamedTuple):
-    """Texts of the files before or after a change, by path."""
+    """Contents of the files before or after a change, by path."""
 
     tests: Mapping[str, str]
     """Changed tests, test data and configuration."""
@@ -524,7 +524,7 @@ def find_renames(before: Mapping[str, str], after: Mapping[str, str], *, same_te
     A moved symbol has the same name as before. A renamed symbol has the same content as before.
 
     Args:
-        before: texts of the changed Python files by path.
+        before: contents of the changed Python files, by path.
         after: current texts of the same files.
         same_text: True if a moved symbol must also have the same content.
     """

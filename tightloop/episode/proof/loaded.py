@@ -1,4 +1,4 @@
-"""Detection of files that decide a check, based on what loaded them while it ran."""
+"""Detection of files that determine a check's result, based on what loaded them while it ran."""
 
 import ast
 import json
@@ -259,7 +259,7 @@ class LoadedFiles(NamedTuple):
         return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
 
     def keeps(self, path: str, kind: FileKind) -> bool:
-        """Return True if a file really affects the results of the checks, as its name suggests."""
+        """Return True if a file actually affects the check results, as its name suggests it does."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
         is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
@@ -427,7 +427,7 @@ _PRINTS = re.compile(r"(?m)^\s*(?:echo|printf|cat)\b(?!.*>&\s*2)")
 
 
 def compares_arguments(text: str) -> bool:
-    """Return True if a program provides a function that compares its two arguments.
+    """Return True if a program defines a function that compares its two arguments.
 
     The function must either fail or return nothing. The language is unknown, so functions are recognized
     by their braces, or by the `end` keyword, as in Ruby.

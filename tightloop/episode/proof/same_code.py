@@ -1,4 +1,4 @@
-"""Semantic comparison of Python files, and comparison of JavaScript by its tokens.
+"""Semantic comparison of Python files, and token-based comparison of JavaScript files.
 
 Formatters and linters change the text of tests, but not their meaning.
 """

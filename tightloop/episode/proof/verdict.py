@@ -66,7 +66,7 @@ class SourceChanges(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Changes since the start of the episode that are relevant for the proof."""
+    """Changes since the start of the episode that are relevant to the proof."""
 
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
@@ -110,7 +110,7 @@ class Changes(NamedTuple):
 
     @property
     def answer(self) -> Approval | None:
-        """A person's answer about the restored files that the goal does not announce.
+        """A person's answer about the restored files that the goal does not mention.
 
         None if at least one of these files has no answer.
         """

@@ -43,7 +43,7 @@ class Weakening(NamedTuple):
 def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weakening:
     """Find the lines in changed sources that weaken the checks.
 
-    Both arguments contain the texts of changed files that are not tests.
+    Both arguments contain the text of changed files that are not tests.
     """
     operators, swallowed, broken = list[str](), list[str](), list[str]()
     defined = {name for text in after.values() for name in re.findall(r"(?:def|class)\s+(\w+)", text)}
@@ -280,7 +280,7 @@ def find_empty_tests(tests: Mapping[str, str], survivors: Iterable[str], modules
     """Return the new tests that make no assertions about the product, sorted.
 
     Args:
-        tests: texts of the delivered Python tests by path.
+        tests: contents of the delivered Python tests, by path.
         survivors: names of the tests that passed even when the product's functions did nothing.
         modules: names of the modules at the root of the tree.
     """

@@ -241,7 +241,7 @@ def _catch_all(step: Step) -> CatchAll | None:
 
 
 def is_plain(step: Step) -> bool:
-    """Return True if a step is a milestone without conditions and outputs.
+    """Return True if a step is a milestone without conditions or outputs.
 
     Such a step has nothing to evaluate.
     """

@@ -271,7 +271,7 @@ class Verdicts:
         return self._means[number]
 
     def is_unchosen(self, number: int) -> bool:
-        """Return True if a step depends on an event that has not happened.
+        """Return True if a step depends on an event that has not happened yet.
 
         The event is the step being chosen, or the success or failure of another step.
         """

@@ -202,7 +202,7 @@ def carry_over(
         old: graph of the previous revision.
         state: state that was saved by the schedule of that revision.
         new: graph of the new revision.
-        changed: steps whose earlier work is invalid, see `RevisionDiff.redone`.
+        changed: steps whose earlier work is invalid; see `RevisionDiff.redone`.
         keeps_failures: True if failed steps stay failed, because no person has reviewed them.
     """
     unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT

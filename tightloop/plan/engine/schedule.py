@@ -41,7 +41,7 @@ class ReadyQueue:
     def take(self, number: int, access: Access) -> bool:
         """Remove a step from the queue.
 
-        Return False if the step is not queued or must not use the tree now.
+        Return False if the step is not queued or is not currently allowed to use the tree.
         """
         writing, reading = self._running[Access.WRITES] > 0, any(self._running[access] for access in _READING)
         # Readers do not exclude each other, because they see the same tree.
@@ -245,7 +245,7 @@ class Schedule:
     def list_unrecovered_steps(self) -> list[int]:
         """Return the numbers of the failed steps that no other step recovers from.
 
-        The time is linear in the number of steps.
+        The running time is linear in the number of steps.
         """
         failed_steps = [
             number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.is_expanded(number)
@@ -260,7 +260,7 @@ class Schedule:
     def save(self) -> ScheduleState:
         """Return the state from which another schedule of the same graph can continue.
 
-        The time is linear in the number of steps.
+        This takes linear time in the number of steps.
         """
         return ScheduleState(
             codes=self.codes(),
@@ -396,8 +396,8 @@ class Schedule:
     def reopen(self, number: int) -> None:
         """Let a settled step run again.
 
-        The skipped and blocked steps that follow the step are reopened. For an expanded template, its failed
-        instances run again. The time is linear in the number of nodes and edges.
+        The skipped and blocked steps that follow the step are reopened. For an expanded template, its failed instances
+        run again. This takes time linear in the number of nodes and edges.
         """
         codes = list(self._codes)
         inside = self._index.instances(number)
@@ -410,7 +410,7 @@ class Schedule:
         self._load(self.save().evolve(codes="".join(codes)))
 
     def close(self) -> None:
-        """Abandon all steps that have not started or are waiting. The time is linear in the number of steps."""
+        """Abandon all steps that have not started or are waiting, in time linear in the number of steps."""
         self._queue = ReadyQueue()
         self.held.clear()
         for number, letter in enumerate(self._codes):

@@ -1,4 +1,4 @@
-"""Codes of steps, and calculations for approvals and hypotheses."""
+"""Step codes, and calculations for approvals and hypotheses."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -148,8 +148,8 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
 def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> VoteResult:
     """Return the result of a vote.
 
-    A rejection by any person decides. Otherwise, `count` different people must agree. `answers` must be
-    in chronological order. Without `options`, the question is a yes-no question.
+    A single rejection is decisive. Otherwise, `count` different people must agree. `answers` must be in chronological
+    order. Without `options`, the question is a yes-no question.
     """
     # A later answer of the same person replaces an earlier one.
     latest = {_person(answer.by): answer for answer in answers}
@@ -244,7 +244,7 @@ def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_co
 
 
 def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> tuple[EvidenceNote, ...]:
-    """Return the evidence for or against hypotheses that a finished attempt provides.
+    """Return the evidence that a finished attempt provides for or against hypotheses.
 
     A rule without `when` applies if the step completed. If the expression of a rule cannot be evaluated,
     the result is a neutral note that states the reason. `lookup` must also resolve the step's own

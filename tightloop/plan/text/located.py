@@ -21,7 +21,7 @@ HALF_PAIR = "the text is not valid Unicode: it contains half of a surrogate pair
 
 
 class TextError(ValueError):
-    """A text cannot be parsed as data."""
+    """Text cannot be parsed as data."""
 
     def __init__(self, message: str, position: Position = Position(), suggestion: str = "") -> None:
         super().__init__(message)
@@ -29,14 +29,14 @@ class TextError(ValueError):
 
 
 class Block(str):
-    """A text whose lines correspond to lines of the source, such as a YAML block scalar (`|`)."""
+    """Text whose lines correspond to lines of the source, such as a YAML block scalar (`|`)."""
 
     at: Position
     """Position of the first line of the text."""
 
     @classmethod
     def of(cls, text: str, at: Position) -> Self:
-        """Create a block from a text and the position of its first line."""
+        """Create a block from text and the position of its first line."""
         block = cls(text)
         block.at = at
         return block

@@ -209,7 +209,7 @@ class _Block:
 
 
 def is_dsl(text: str) -> bool:
-    """Return True if the first word of a text is `plan` or `task`."""
+    """Return True if the first word of the text is `plan` or `task`."""
     first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
     # Not `plan:` or `task :`, which begin a YAML mapping.
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
@@ -368,7 +368,7 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
         name: name of the file for use in messages.
 
     Raises:
-        PlanError: the plan is invalid. The error lists all problems with line, column and suggestion.
+        PlanError: the plan is invalid. The error lists every problem with its line, column and a suggestion.
     """
     read, problems = read_parts(text, name=name)
     errors = [problem for problem in problems if problem.is_error]

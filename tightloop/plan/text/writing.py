@@ -153,7 +153,7 @@ _COLOURS = {
 def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
     """Draw a plan as a Mermaid flowchart.
 
-    If there are more than `NODES_LIMIT` steps, an extra node shows the number of drawn steps.
+    If there are more than `NODES_LIMIT` steps, an extra node shows the number of steps drawn.
 
     Args:
         plan: the plan, including subplans and alternatives.

@@ -40,7 +40,7 @@ def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> t
     A plan without errors may be run.
 
     Args:
-        read: the plan, with the positions in its text.
+        read: the plan, with the source position of each part.
         capabilities: names of this worker's capabilities. None means all capabilities.
     """
     plan, report = read.plan, Report(read)

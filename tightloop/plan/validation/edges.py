@@ -83,7 +83,7 @@ class Report:
         self._add(code, path, message, suggestion, severity=Severity.WARNING)
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
-        """Add an error about a position inside a text to the report."""
+        """Add an error to the report, at a position inside a text."""
         self._add(code, path, message, suggestion, text_offset=at)
 
     def _add(

@@ -96,7 +96,7 @@ class _Reader:
         self._before = (edges.before[index] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
-        """Validate a text that is an expression or contains references. Other texts are ignored."""
+        """Validate a string that is an expression or contains references. Other strings are ignored."""
         # In `shell` such a word is the name of an environment variable, whose value is resolved.
         if path[-1] in _PROSE and path[0] != "shell":
             return

@@ -124,7 +124,7 @@ def _kind(tool: str) -> bool:
 
 
 def ci_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for CI steps and git hooks that were weakened, removed or changed without a request."""
+    """Yield findings for CI steps and git hooks that were weakened, removed or changed without being asked for."""
     path = view.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return

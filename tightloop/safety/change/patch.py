@@ -50,7 +50,7 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def folded(self) -> str:
-        """All lines as one text in lower case. The length does not change."""
+        """All lines as one lowercase string. The length does not change."""
         return fold(self.whole)
 
     @cached_property

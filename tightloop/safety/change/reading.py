@@ -1,4 +1,4 @@
-"""Reading of changes within a time limit."""
+"""Reads changes within a time limit."""
 
 import math
 import re
@@ -60,7 +60,7 @@ class Deadline:
         self._share = 1.0
 
     def allow(self, share: float) -> None:
-        """Allow the given share of the time limit to be used, from 0 to 1.
+        """Allow only the given share (from 0 to 1) of the time limit to be used.
 
         After that, `check_time` raises an error.
         """

@@ -89,7 +89,7 @@ _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
 def secret_files(view: FileView) -> Iterator[Finding]:
-    """Yield a finding if a new file is named like a key file."""
+    """Yield a finding if a new file has a name typical of a key file."""
     if view.file.new and PATTERNS["secret_file_name"].search(view.file.path) and not TEST.search(view.file.path):
         yield view.make_finding("secret_file_added", None)
 
@@ -120,7 +120,7 @@ def secrets(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
 
 
 def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
-    """Yield findings for personal numbers and for large collections of addresses."""
+    """Yield findings for personal ID numbers and for large collections of addresses."""
     kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
     try:

@@ -389,7 +389,7 @@ class Module:
         return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
-        """Return whether an expression may refer to a class of the project.
+        """Return whether an expression may refer to one of the project's classes.
 
         This is assumed for unresolved names that are not built-ins.
         """

@@ -1,4 +1,4 @@
-"""Matching of the code rules against names, attributes, strings and paths."""
+"""Matches code rules against names, attributes, strings and paths."""
 
 import ast
 import re

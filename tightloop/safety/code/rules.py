@@ -86,7 +86,7 @@ _WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "needs a person's permission", Ve
 
 
 class Layer(StrEnum):
-    """The layers of the review that code passes before it runs."""
+    """The layers of review that code must pass before it runs."""
 
     AST = "ast"
     """Patterns in the syntax tree, such as text that is turned into code, and hidden names."""

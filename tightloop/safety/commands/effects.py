@@ -83,8 +83,8 @@ def writes(call: Call) -> Iterator[Write]:
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
     """Return whether a call does more than a rule for these words allows.
 
-    This is the case if the call writes to an unknown path. It is also the case if an option runs another
-    program and the rule does not name the option.
+    It does if it writes to an unknown path, or if an option runs another program and the rule does not name the
+    option.
     """
     runs = any(
         _is(argument, option) and option not in allowed
@@ -104,7 +104,7 @@ def written_paths(command: str, folder: str = "") -> Paths:
     Only the text of the script is examined.
 
     Args:
-        command: the command after `plain` has removed disguises.
+        command: the command after `plain` has removed any obfuscation.
         folder: working directory, relative to the root.
     """
     calls = read_scripts(command).calls
@@ -254,7 +254,7 @@ class QuotingContext(StrEnum):
 
 
 class ShellContext(NamedTuple):
-    """The shell context of a text. It includes the delimiter if the text is in a here-document."""
+    """The shell context of a piece of text. It includes the delimiter if the text is in a here-document."""
 
     context: QuotingContext
     delimiter: str = ""
@@ -273,7 +273,7 @@ _COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
 def find_places(texts: Sequence[str | None]) -> list[ShellContext]:
-    """Return the shell context of each text in a script. None marks a placeholder."""
+    """Return the shell context of each piece of text in a script. None marks a placeholder."""
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)

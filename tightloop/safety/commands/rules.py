@@ -259,7 +259,7 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
 
     Args:
         text: the script after `plain` has removed disguises.
-        is_strict: whether parts that cannot be parsed are also a violation.
+        is_strict: whether parts that cannot be parsed also count as violations.
     """
     reading = read_scripts(text)
     violations = [violation for script in reading.texts for violation in _by_pattern(script)]
@@ -284,7 +284,7 @@ class ParsedScript(NamedTuple):
 def read_scripts(text: str) -> ParsedScript:
     """Parse a script and its nested scripts.
 
-    Nested scripts are arguments of a shell, here-documents and multi-line strings.
+    Nested scripts are arguments to a shell, here-documents and multi-line strings.
     """
     waiting, texts, all_calls, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False

@@ -1,6 +1,6 @@
 """Shell script parser based on tree-sitter.
 
-It removes disguises and yields simple commands with unquoted words.
+It undoes obfuscation and yields simple commands with unquoted words.
 """
 
 import re
@@ -45,7 +45,7 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 
 
 def plain(text: str) -> str:
-    """Return a text as it looks to a person.
+    """Return text as it looks to a person.
 
     Invisible characters are removed, and lookalike letters are replaced with Latin letters. The result
     has up to `LONGEST` + 1 characters, so that the caller can detect the truncation.
@@ -109,7 +109,7 @@ def _language() -> "Language":
 
 
 def parse(text: str) -> "Node":
-    """Parse a script. Byte offsets in the syntax tree are equal to text offsets.
+    """Parse a script. Byte offsets in the syntax tree equal text offsets.
 
     Non-ASCII characters are hidden from the parser, because tree-sitter-bash 0.25.1 calls isdigit() with
     any code point. For `{` followed by a rare letter, the C library then reads out of bounds and the

@@ -1,4 +1,4 @@
-"""Client for the Agent Client Protocol, and supervision of a delivery that uses it."""
+"""Client for the Agent Client Protocol, and the supervisor of deliveries that use it."""
 
 import asyncio
 import contextlib
@@ -198,7 +198,7 @@ class AcpClient:
         self.version = str(part(self._offer, "agentInfo").get("version", ""))
 
     async def open_session(self, cwd: str, *, resume: str, mode: str) -> None:
-        """Continue the session `resume` if possible, or start a new one. Switch to `mode` if the agent supports it.
+        """Continue session `resume` if possible, or start a new one. Switch to `mode` if the agent supports it.
 
         Raises:
             SignInError: a person has to sign in. AcpError, ConnectionError, RequestError: as in `connect`.

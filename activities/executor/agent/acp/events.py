@@ -233,7 +233,7 @@ def turn_outcome(
         reason: the protocol's `stopReason`.
         turn: the summary of the turn.
         denied: the denied actions.
-        now: time at which the turn ended. Times in texts are in its time zone.
+        now: time at which the turn ended. Times mentioned in text are in its time zone.
         reads_text: whether to look for limits in the last message. This only applies if the agent did not
             use a tool.
     """

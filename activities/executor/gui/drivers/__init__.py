@@ -47,7 +47,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
 def release_keys(settings: WindowSettings) -> None:
     """Release keys that one of our processes left pressed when it died.
 
-    Keys of a hand-off that is still running are not affected.
+    Keys held by a hand-off that is still running are not affected.
     """
     if not any(key_journals()):
         return

@@ -1,7 +1,7 @@
 """Helper process that answers questions about the accessibility tree, one JSON object per line.
 
-It is a separate process, run by a Python with GObject bindings. These bindings come only with the system's Python, and
-a call to a hanging program would also hang its caller.
+It is a separate process, run by a Python with GObject bindings. The bindings come only with the system's Python, and a
+call to a program that hangs would otherwise hang the caller too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def content(node: Any, depth: int = 0) -> str | None:
 
 
 def frames(pid: int) -> list[Any]:
-    """Return the active windows of a process. If no window is active, return all of its trees."""
+    """Return the active windows of a process, or all of the process's trees if no window is active."""
     trees = list(applications(pid))
     windows = [tree.get_child_at_index(n) for tree in trees for n in range(tree.get_child_count())]
     return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
@@ -118,7 +118,7 @@ def find_focus(pid: int) -> tuple[Any, Any]:
 
 
 def texts(pid: int) -> list[str]:
-    """Return the visible texts of the active window."""
+    """Return the visible text of the active window."""
     lines: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):

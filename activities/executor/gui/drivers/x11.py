@@ -37,7 +37,7 @@ class KeyJournal:
 
     @contextmanager
     def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
-        """Record keys as pressed while the block runs.
+        """Keep keys recorded as pressed while the block runs.
 
         The record is kept if the block raises an error other than `NotPressedError`.
         """

@@ -1,6 +1,6 @@
 """Tables of `schema.py`. The first release freezes them here; each later change gets its own migration.
 
-PostgreSQL gets a vector index per usual dimension; SQLite scans vectors.
+PostgreSQL gets a vector index for each common dimension; SQLite scans vectors.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""Columns for the outcome of a run. A database that was created with the present `schema.py` has them already."""
+"""Columns for the outcome of a run. A database that was created with the current `schema.py` already has them."""
 
 import sqlalchemy as sa
 from alembic import op

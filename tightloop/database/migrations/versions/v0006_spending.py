@@ -1,4 +1,4 @@
-"""Cost per hour instead of per day. A database that was created with the present `schema.py` has the table already."""
+"""Cost per hour instead of per day. A database that was created with the current `schema.py` already has the table."""
 
 import sqlalchemy as sa
 from alembic import op
