@@ -179,7 +179,7 @@ async def send_message(
     episode, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
-        return Ack(ack="a person has been asked. The episode will pause at the next safe point")
+        return Ack(ack="your question has been sent to a person. The episode will pause at the next safe point")
     status = await _status_of(caller, episode)
     question = awaited_work(status)
     # A late report becomes a note: the agent must not send it again as the report on the present work.

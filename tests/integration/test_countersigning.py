@@ -221,8 +221,8 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
         side.signed(forged), "the proof is missing a required run of the checks (with the original tests)"
     )
     assert (
-        "changed files that determine the result of a check: the proof says no other file, but the result on this host is tests/"
-        in out
+        "changed files that determine the result of a check: the proof says no other file, but the result on this "
+        "host is tests/" in out
     )
     assert "tests_changed: " in out
     assert "The proof does not mention this finding" in out

@@ -73,8 +73,8 @@ def answer(
     question: Annotated[
         str | None,
         Option(
-            help="Question to answer, identified by id, step or review window. Default: the only open question, or all "
-            "questions about failed steps."
+            help="Question to answer: its id, step or review window. Default: the only open question, or every "
+            "question about a failed step."
         ),
     ] = None,
     by: By = None,

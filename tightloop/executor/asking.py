@@ -57,7 +57,7 @@ _WORK = (
     ),
     Option(
         name=REFUSED,
-        effect="report that nobody will do the work, and send your reason to the planner",
+        effect="report that the work will not be done, and tell the planner why",
         group=OptionGroup.STOP,
     ),
     Option(

@@ -189,7 +189,7 @@ class Answer(Request):
     text: Text = ""
     """Explanation of the answer, or the file names if the option applies to files."""
     question: Name = ""
-    """Question to answer, identified by id, step or review window. Optional if only one question has the
+    """Question to answer: its id, step or review window. Optional if only one question has the
     option.
     """
 

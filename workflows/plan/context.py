@@ -247,12 +247,11 @@ class PlanContext(Run):
         """Switch to a revised graph. Completed and running steps keep their state.
 
         Args:
-            graph: graph of the revision.
+            graph: the revised graph.
             revised: the revision.
-            by_person: whether a person made the revision. A person may raise the budget, but a planner may
-                not.
-            of_itself: whether the plan revises itself. In that case, failed steps stay failed, because no
-                person has reviewed the failures.
+            by_person: True if a person made the revision. Only a person may raise the budget.
+            of_itself: True if the plan revised itself. Failed steps then stay failed, because no person has
+                reviewed the failures.
 
         Returns:
             A description of the changed limits.

@@ -34,9 +34,7 @@ RESUME = Option(
     effect="Resume the plan and start its remaining steps. Running steps continue, and your edits to files are kept.",
 )
 RETRY = Option(name="retry", effect="retry the failed work and keep your file edits")
-RETRY_STEP = RETRY.evolve(
-    effect="retry the step with all of its attempts available again, and keep your edits to files"
-)
+RETRY_STEP = RETRY.evolve(effect="retry the step with a fresh set of attempts, and keep your file edits")
 EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and continue")
 CANCEL = Option(
     name="cancel",

@@ -193,9 +193,9 @@ class HandOff:
         focus = self.driver.focused_element()
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
-            f"pressing {self.target.chat_key} put the focus on {what} instead of the chat box. Open the chat. If "
-            "the chat is already open, check window.box and the accessibility permissions with tightloop "
-            f"doctor{self._located}",
+            f"after {self.target.chat_key} was pressed, the focus was on {what} instead of the chat box. Open the chat. "
+            "If it is already open, check the window.box setting, and run tightloop doctor to check the accessibility "
+            f"permissions{self._located}",
             retryable=True,
         )
 
