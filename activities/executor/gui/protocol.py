@@ -194,8 +194,8 @@ class HandOff:
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
             f"after {self.target.chat_key} was pressed, the focus was on {what} instead of the chat box. Open the "
-            "chat. If it is already open, check the window.box setting, and run tightloop doctor to check the accessibility "
-            f"permissions{self._located}",
+            "chat. If it is already open, check the window.box setting, and run tightloop doctor to check the "
+            f"accessibility permissions{self._located}",
             retryable=True,
         )
 
