@@ -144,6 +144,10 @@ def _keeps_everything(shell: Shell, tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("# Fix add and release it: completed")
     assert "release: ship by ada. looked at it" in out
+    report = tmp_path / "report.md"
+    assert shell.run("export", "two-shells", "--report", "--out", str(report))[:2] == (0, f"wrote {report}\n")
+    assert report.read_text() == out
+    assert shell.run("export", "two-shells", "--report", "--out", str(report))[0] == 2
 
     folder = tmp_path / "export"
     code, out, err = shell.run("export", "two-shells", "--out", str(folder))

@@ -39,19 +39,27 @@ def export(
     out: Annotated[
         Path | None,
         Option(
-            help="JSON file to write (NAME.json) or folder to create. A folder will also contain a plan's artifacts."
+            help="JSON file to write (NAME.json) or folder to create. A folder will also contain a plan's artifacts. "
+            "With --report: file to write."
         ),
     ] = None,
     report: Annotated[
-        bool, Option("--report", help="Print only the report of a closed plan (hand-off note and postmortem).")
+        bool, Option("--report", help="Export only the report of a closed plan (hand-off note and postmortem).")
     ] = False,
 ) -> None:
     if out is not None and out.suffix != ".json" and out.exists():
-        raise InvalidRequestError(f"{out} already exists. Choose a new folder")
+        raise InvalidRequestError(f"{out} already exists. Choose a different path for --out")
     session = session_of(context)
     if report:
-        texts = session.on(workflow, _report, Kind.PLAN)
-        click.echo(plain("\n".join(texts.values())), nl=False)
+        text = "\n".join(session.on(workflow, _report, Kind.PLAN).values())
+        if out is None:
+            click.echo(plain(text), nl=False)
+            return
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _cannot_write(out, error) from error
+        show(f"wrote {out}")
         return
     # Histories of earlier runs are too large for memory; they go through files.
     with tempfile.TemporaryDirectory(prefix="tightloop-export-") as name:
@@ -80,7 +88,11 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
             print_note(sentence)
         show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     except OSError as error:
-        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose another path for --out") from error
+        raise _cannot_write(out, error) from error
+
+
+def _cannot_write(out: Path, error: OSError) -> InvalidRequestError:
+    return InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose another path for --out")
 
 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:

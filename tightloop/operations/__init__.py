@@ -460,7 +460,7 @@ OPERATIONS = (
         mcp="respond",
         page=Form(
             "/workflows/{id}/respond",
-            "The planner of “{title}” will receive this message and plan again. The message does not answer an "
+            "The planner of “{title}” will read this message before its next plan. The message does not answer an "
             "open question.",
         ),
     ),
