@@ -386,7 +386,6 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
                 f"\nEverything is stopped again. To look around, run `make up`, and try:\n{_next_steps(episode_id)}",
                 flush=True,
             )
-            print(f"\n{page_line(settings, private=False)}", flush=True)
         waiting.cancel()
         return 0 if green else 1
 

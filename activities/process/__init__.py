@@ -104,4 +104,8 @@ def search_path(root: Path) -> dict[str, str]:
 def rustup_home() -> Path | None:
     """Return the folder with the Rust toolchains that rustup installed for this user, or None."""
     home = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
-    return home if (home / "toolchains").is_dir() else None
+    try:
+        return home if (home / "toolchains").is_dir() else None
+    except PermissionError:
+        # A worker that another user started may have inherited that user's HOME.
+        return None

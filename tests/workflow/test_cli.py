@@ -148,7 +148,7 @@ async def test_status_without_a_worker_names_no_branch_that_it_does_not_know(
         known = await cli("status", episode_id)
     _, said = await cli("status", episode_id)
     _, as_json = await cli("status", episode_id, "--json")
-    assert "1 on branch 2" in known[1]
+    assert "1 on checkpoint branch 2" in known[1]
     assert "no worker is responding" in said
     assert "branch" not in said
     assert json.loads(as_json[as_json.index("{") :])["branch"] == 0

@@ -113,8 +113,8 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     If the goal names code, return the tests that use this code. If there are none, return the tests whose
     name or file shares a word with the goal. Tests in the same file are selected together.
 
-    The goal refers to the whole check if it mentions the check by name, such as `tests` or `lint`, or
-    if it names nothing specific ("fix the bug").
+    The goal refers to the whole check if it mentions nothing but the check, by its command, its program or
+    a name such as `tests` or `lint`, or if it names nothing specific ("fix the bug").
     """
     words = words_of(goal)
     if not words:
@@ -124,7 +124,7 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     # "Get the tests green" and "fix the lint errors", but not "fix the test of dates", which names a test.
     if tried.check.run.lower() in goal.lower():
         return None
-    if plain & {name.rstrip("s") for name in own} and not (
+    if plain & ({name.rstrip("s") for name in own} | words_of(tried.check.run)) and not (
         words - words_of(" ".join(own)) - words_of(" ".join(_ABOUT_CHECKS))
     ):
         return None

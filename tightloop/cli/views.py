@@ -108,7 +108,7 @@ def todo_lines(status: Any) -> list[str]:
         back = status.way_back or "CKPT"
         commands = [
             f'respond {name} "message for the planner"   # {_effect_of_message(questions)}',
-            f"restore {name} {back}   # go back to this checkpoint and continue there (later checkpoints are kept)",
+            f"restore {name} {back}   # restore these files and continue from there (other checkpoints are kept)",
         ]
         # Most questions offer it as an answer.
         if not any(option.name == "cancel" for question in questions for option in question.options):
@@ -222,7 +222,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of an episode's status panel."""
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
-    iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
+    iteration = str(status.iteration) + (f" on checkpoint branch {status.branch}" if status.branch else "")
     return [
         ("status", apply_colour(_qualified(label, status) + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
@@ -235,7 +235,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("iteration", iteration + (f", run {status.runs}" if status.runs > 1 else "")),
         ("plan", status.plan),
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
-        ("class", apply_colour(status.probability_class) if status.probability_class else ""),
+        ("on course", apply_colour(status.probability_class) if status.probability_class else ""),
         ("checks", status.checks),
         *(("", sentence) for sentence in status.chosen_checks),
         ("changed", "" if status.files_changed is None else format_count(status.files_changed, "file")),

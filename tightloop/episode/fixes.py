@@ -414,7 +414,9 @@ class FixFinder:
         if missing := next((fix.run[0] for fix in self._open(rules) if not self._may_run(fix.run[0])), ""):
             allowed = ", ".join(self._programs[:8])
             parts.append(f"A fix needs {missing}, which the executor is not allowed to run (allowed: {allowed})")
-        parts.append("Set OPENAI_API_KEY for the LLM planner, or fix the check by hand and resume")
+        parts.append(
+            "Fix the code by hand and retry, or set OPENAI_API_KEY for the worker, so that a model does the planning"
+        )
         return ". ".join(part.rstrip(".") for part in parts)
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:

@@ -203,7 +203,7 @@ class EpisodeRequest(CallerInput):
                 the first error.
         """
         if not self.goal.strip():
-            raise InvalidRequestError('the goal is empty. Describe what to achieve: "goal": "make the tests pass"')
+            raise InvalidRequestError('the goal is empty. Describe what to achieve, for example: "make the tests pass"')
         if len(self.goal) > GOAL_CHARACTERS:
             raise InvalidRequestError(
                 f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put long material "

@@ -406,7 +406,7 @@ OPERATIONS = (
     ),
     Operation(
         "resume",
-        "End a pause that does not need a decision. Edits made during the pause are kept.",
+        "Resume a paused run. Open questions get their default answers. Edits made during the pause are kept.",
         **_CHANGES,
         kinds=ALL,
         request="models:Resume",

@@ -135,7 +135,7 @@ class EpisodeCommands(Commands):
         self._intervene("restore")
         self._interrupt()
         branch = self._record.state.branch + 1
-        return f"restoring {target.checkpoint_id}. A new run will continue on branch {branch}"
+        return f"restoring {target.checkpoint_id}. The episode will continue from there on checkpoint branch {branch}"
 
     def read_restore(self, target: Any) -> RestoreTarget:
         """Parse and check the checkpoint to restore.

@@ -171,7 +171,7 @@ class Workspace:
         source = record.given.restore
         forked_from = f"{source.checkpoint_id} of {source.episode_id}" if source and source.episode_id else ""
         record.core = record.core.evolve(worktree=opened.worktree, forked_from=forked_from)
-        record.log("opened", f"{checkpoint.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+        record.log("opened", f"{checkpoint.id}: " + "; ".join(["the workspace is ready", *opened.notes]))
         # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:
             await self._copies.begin()

@@ -182,7 +182,10 @@ def test_a_check_sees_the_network_only_where_the_settings_say_so(tmp_path: Path)
         assert listed.run(check, tmp_path, cancelled=never, started=ignore).exit_code == 0
     lookup = Check(run="python3 -c \"import socket; socket.getaddrinfo('example.org', 80)\"")
     result = runner(sandbox).run(lookup, tmp_path, cancelled=never, started=ignore)
-    assert b"which can only reach the hosts in sandbox.network. Add the hosts that the check needs]" in result.output
+    assert (
+        b"which can only reach the hosts in sandbox.network. Add the hosts that the check needs to this setting]"
+        in result.output
+    )
 
 
 def test_a_program_that_the_sandbox_hides_is_explained(tmp_path: Path) -> None:
