@@ -197,7 +197,7 @@ class References:
         outputs = self._find_outputs(step)
         if outputs is None:
             raise ReferenceMissingError(
-                f"${{{name}}} has no value: step {step!r} has not completed, was skipped, or was undone"
+                f"${{{name}}} has no value yet: step {step!r} has not run, was skipped, or was undone"
             )
         return outputs
 

@@ -151,7 +151,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
     """
     titles = {step.id: step.title or step.id for step in plan.steps}
     completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
-    places = ["records of all attempts: the folder `steps` next to this note"]
+    places = [f"records of all attempts: tightloop export {archive.plan_id} --out FOLDER"]
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
     parts = [

@@ -260,7 +260,7 @@ async def test_the_trail_tells_when_it_was_delivered(receiver: Receiver, scope: 
     assert event.at == sent.deliveries[0].at
     seconds = sent.deliveries[0].seconds
     assert 3 <= seconds < 60
-    assert event.text.startswith(f"fatal sent to ops after {seconds:.2f} s")
+    assert event.text.startswith(f"fatal alert sent to channel ops after {seconds:.2f} s")
 
 
 async def test_another_try_leaves_out_what_was_delivered_or_refused_for_good(

@@ -40,7 +40,7 @@ TOLD = {
         r"closed: SUCCEEDED",
     ),
     "reset_in_temporal": (r"iteration: ckpt-1:", r"reset: .*1 checkpoint discarded", r"closed: SUCCEEDED"),
-    "told_without_a_pause": (r"iteration: ckpt-5:", r"unmoved: ", r"alert: unmoved sent", r"closed: SUCCEEDED"),
+    "told_without_a_pause": (r"iteration: ckpt-5:", r"unmoved: ", r"alert: unmoved alert sent", r"closed: SUCCEEDED"),
     "executor_missing": (r"waits: .*tightloop-sample-screen", r"iteration: ckpt-1:", r"closed: SUCCEEDED"),
     "agent_reports": (
         r"answered: operator chose done for 'the agent in the window",
@@ -100,11 +100,11 @@ TOLD = {
     ),
     "alerted": (
         r"paused: budget:",
-        r"alert: budget sent to log after \d+\.\d\d s",
+        r"alert: budget alert sent to channel log after \d+\.\d\d s",
         r"topped up: ",
         r"paused: budget:",
-        r"alert: budget sent to log after",
-        r"alert: failed sent to log after",
+        r"alert: budget alert sent to channel log after",
+        r"alert: failed alert sent to channel log after",
         r"closed: FAILED: nobody answered within 3 s",
     ),
     "plan_completed": (

@@ -267,7 +267,7 @@ def plan_questions() -> Iterator[Question]:
     yield asked(lambda it: it.pause(QuestionKind.LIMIT, reason, step="build"))
     yield asked(lambda it: it.ask_about_failure("build", no_disk))
     yield asked(lambda it: it.ask_about_unmet("make test: exit code 1"))
-    proof = of_proof(ProofRule.TESTS_CHANGED, WEAKER, "1 original test did not pass or did not run",
+    proof = of_proof(ProofRule.TESTS_CHANGED, WEAKER, "1 original test disappeared, did not run or did not pass",
         "tests/test_shop.py::test_total", "at the start: 14 passed", "in the proof: 13 passed, 1 failed",
     )  # fmt: skip
     yield asked(lambda it: it.ask_about_proof(proof.title, proof.evidence, proof.change))

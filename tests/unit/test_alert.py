@@ -142,12 +142,13 @@ def test_an_id_with_blanks_is_quoted_for_the_shell_and_for_the_link() -> None:
 
 def test_the_timeline_says_how_long_it_took_or_why_it_failed() -> None:
     sent = Delivery(channel="ops", at=NOW, seconds=0.123, tries=2)
-    assert delivery_line(alert(), sent) == "deviation sent to ops after 0.12 s on attempt 2"
+    assert delivery_line(alert(), sent) == "deviation alert sent to channel ops after 0.12 s on attempt 2"
     again = sent.evolve(known=True)
-    assert delivery_line(alert(), again) == "deviation was already sent to ops at 12:00:00"
+    assert delivery_line(alert(), again) == "deviation alert was already sent to channel ops at 12:00:00"
     failed = Delivery(channel="ops", error="the receiver returned 503", tries=8)
     assert (
-        delivery_line(alert(), failed) == "deviation could not be sent to ops on attempt 8: the receiver returned 503"
+        delivery_line(alert(), failed)
+        == "deviation alert could not be sent to channel ops on attempt 8: the receiver returned 503"
     )
 
 

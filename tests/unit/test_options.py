@@ -192,7 +192,7 @@ def test_two_values_of_an_option_give_two_requests(ask: Any, name: str, paramete
     [
         (("start", "g", "--check-timeout", "5"), "only applies to checks from"),
         (("start", "g", "--done", "true", "--no-wait"), "only have an effect with --watch"),
-        (("plan", "run", "../one.yaml", "--detach", "--wait"), "have no effect with --detach"),
+        (("plan", "run", "../one.yaml", "--detach", "--wait"), "cannot be combined with --wait"),
         (("start", "g", "--done", "true", "--executor", "scripted", "--model", "m"), "cannot select a model"),
         (("start", "g", "--done", "true", "--executor", "coder", "--mode", "read_only"), "only agents such as"),
         (("start", "g", "--done", "true", "--replace"), "--replace requires the id"),

@@ -195,7 +195,7 @@ async def test_the_timeline_and_the_trail_tell_when_it_was_delivered(
         await client.result(episode_id)
     (event,) = [event for event in open_project(workspace).events(episode_id) if event.kind == "alert"]
     assert line == event.text
-    assert re.fullmatch(r"fatal sent to ops after \d+\.\d\d s", line)
+    assert re.fullmatch(r"fatal alert sent to channel ops after \d+\.\d\d s", line)
     assert event.at is not None
     assert receiver.came[0].at - 1 < event.at.timestamp() <= time.time()
 
@@ -282,7 +282,9 @@ async def test_a_receiver_that_points_elsewhere_is_told_of_in_the_timeline_and_n
             await client.cancel(episode_id)
             await client.result(episode_id)
         assert elsewhere.came == []
-    assert line.startswith("fatal could not be sent to ops: the receiver returned 307, but redirects are not followed")
+    assert line.startswith(
+        "fatal alert could not be sent to channel ops: the receiver returned 307, but redirects are not followed"
+    )
 
 
 @pytest.mark.parametrize("answer", [Answer(hang_s=600), None], ids=["slow", "down"])

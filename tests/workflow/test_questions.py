@@ -120,7 +120,7 @@ async def test_words_do_not_give_a_permission(client, working: Working, request_
         await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     example = '{"question": "q1", "option": "allow"}'
-    assert said == [f"the planner will read the message. Question q1 still needs an answer, for example: {example}"] * 3
+    assert said == ["the planner will read the message. Question q1 still needs an answer: allow, deny"] * 3
     assert still.questions == first.questions
     assert f"refused: cannot resume: q1 needs a decision: allow, deny. Send an answer, for example: {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED

@@ -206,5 +206,5 @@ async def test_words_where_a_person_has_to_decide_leave_the_question_open(
         await client.answer(episode_id, "undo")
         await client.result(episode_id)
     assert (status.questions[0].kind, still.questions) == (QuestionKind.DRIFT, status.questions)
-    assert said.startswith("the planner will read the message. Question q1 still needs an answer, for example: ")
+    assert said.startswith("the planner will read the message. Question q1 still needs an answer: ")
     assert not (workspace / "mine.txt").exists()

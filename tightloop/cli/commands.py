@@ -461,7 +461,11 @@ COMMANDS = (
         HOST,
         Command("token create", "host.commands:create_token", "Create a token and print it. It cannot be shown again."),
         Command("token list", "host.commands:list_tokens", "List all tokens. Their secrets are not shown."),
-        Command("token revoke", "host.commands:revoke_token", "Revoke a token and end the sessions opened with it."),
+        Command(
+            "token revoke",
+            "host.commands:revoke_token",
+            "Revoke a token and end its sessions. Open event streams can last for five more minutes.",
+        ),
     ),
     Group(
         "mcp",

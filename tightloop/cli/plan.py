@@ -194,7 +194,7 @@ def run(
     arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)
     arguments.check()
     if wait is not None and detach:
-        raise InvalidRequestError("--wait and --no-wait have no effect with --detach. Omit one of them")
+        raise InvalidRequestError("--detach does not wait, so it cannot be combined with --wait or --no-wait")
     session = session_of(context)
     if hidden := commit(session, scenarios, str(Path(workspace or ".").expanduser().resolve())):
         arguments.options["scenarios"] = hidden

@@ -246,7 +246,7 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if policy.commands:
         yield "commands", "; ".join(f"{rule.verdict} `{rule.match}`" for rule in policy.commands)
     if policy.approve:
-        yield "waits for a person before", _join_names(policy.approve)
+        yield "needs approval", f"steps with the kind, action or label {_join_names(policy.approve)}"
     gates = [step.id for step in plan.steps if step.gate]
     if gates:
         yield "gates", _join_names(gates)

@@ -130,7 +130,7 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
         if other is not None:
             expected = f"role {other.role!r}" if other.role else "no role"
             raise InvalidRequestError(
-                f"{other.step} requires {expected}, not {role!r}. Ask a person with that role, or omit --role"
+                f"{other.step} requires {expected}, not {role!r}. Check that this is the right gate, or omit --role"
             )
     return await client.answer(key, arguments.pop("option", "approve"), **arguments, by=by)
 

@@ -206,7 +206,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
         result.add_row(
             record.id
             + (" (discarded)" if record.discarded else "")
-            + (" (contains rejected work)" if record.refused else ""),
+            + (" (contains work that was not accepted)" if record.refused else ""),
             str(record.iteration),
             str(record.branch),
             apply_colour(record.probability_class or ""),

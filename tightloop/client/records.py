@@ -79,10 +79,11 @@ class Listing:
         # Lazy import, needed for unknown ids only.
         import difflib
 
-        nearest = difflib.get_close_matches(workflow_id, ids, n=3, cutoff=0.5) or ids[:3]
+        nearest = difflib.get_close_matches(workflow_id, ids, n=3, cutoff=0.5)
         what = f"no such {kind}" if kind else "no such episode or plan"
-        hint = f". Known ids: {', '.join(nearest)}. List all with: tightloop list" if nearest else f". {START_HINT}"
-        return EpisodeNotFoundError(f"{what}: {workflow_id!r}{hint}")
+        hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+        hint += " List all with: tightloop list" if ids else f" {START_HINT}"
+        return EpisodeNotFoundError(f"{what}: {workflow_id!r}.{hint}")
 
     async def _read(self, info: workflow.WorkflowExecutionInfo) -> Execution:
         return await read_execution(info, converter_for(self._client, info.execution.workflow_id))

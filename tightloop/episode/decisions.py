@@ -29,7 +29,7 @@ _FIRST = {
     QuestionKind.OPERATOR: ("resume", "continue and keep your edits to files"),
     QuestionKind.BUDGET: (
         EXTEND,
-        "continue, and grant the initial amount of each exhausted limit again, counted from now",
+        "continue, and allow the initial amount of each exhausted limit once more",
     ),
     QuestionKind.REPEATED_ERROR: (
         "continue",
@@ -495,11 +495,11 @@ def _stuck_question(state: EpisodeState, streak: FailureStreak) -> Question:
         )
         return make_question(QuestionKind.DEVIATION, title)
     if streak.unchanged >= streak.iterations:
-        title = f"{count} in a row changed no file: {failure}"
+        title = f"{count} in a row changed no files ({failure})"
     elif streak.times >= streak.iterations:
         title = f"the same error {format_count(streak.times, 'time')} without progress: {failure}"
     else:
-        title = f"{count} in a row without progress: {failure}"
+        title = f"{count} in a row made no progress ({failure})"
     return make_question(QuestionKind.REPEATED_ERROR, title)
 
 

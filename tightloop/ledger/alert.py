@@ -327,7 +327,7 @@ def delivery_line(alert: Alert, delivery: Delivery) -> str:
     """Return the timeline entry for a delivery."""
     tries = f" on attempt {delivery.tries}" if delivery.tries > 1 else ""
     if delivery.at is None:
-        return f"{alert.kind.value} could not be sent to {delivery.channel}{tries}: {delivery.error}"
+        return f"{alert.kind.value} alert could not be sent to channel {delivery.channel}{tries}: {delivery.error}"
     if delivery.known:
-        return f"{alert.kind.value} was already sent to {delivery.channel} at {delivery.at:%H:%M:%S}"
-    return f"{alert.kind.value} sent to {delivery.channel} after {delivery.seconds:.2f} s{tries}"
+        return f"{alert.kind.value} alert was already sent to channel {delivery.channel} at {delivery.at:%H:%M:%S}"
+    return f"{alert.kind.value} alert sent to channel {delivery.channel} after {delivery.seconds:.2f} s{tries}"

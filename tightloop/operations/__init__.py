@@ -193,7 +193,7 @@ OPERATIONS = (
     ),
     Operation(
         "watch",
-        "Show every event until the run ends.",
+        "Follow the events of a run.",
         kinds=ALL,
         client="watch",
         http=(Http("GET", "/events", "events"),),
@@ -201,7 +201,7 @@ OPERATIONS = (
     ),
     Operation(
         "timeline",
-        "Show the events of all runs, newest last.",
+        "Show the events of a run, newest last.",
         kinds=ALL,
         details="Returns the events after the cursor, or the latest events if there is no cursor.",
         result="results:Timeline",
@@ -356,7 +356,7 @@ OPERATIONS = (
     Operation("verify_proof", "Verify a proof offline.", cli="verify"),
     Operation(
         "export",
-        "Export a run: its request, state, events, records and decisions, and the history of each Temporal run.",
+        "Export a run: its request, status, timeline, checkpoints or steps, and the history of each Temporal run.",
         cli="export",
     ),
     Operation(

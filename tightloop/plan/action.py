@@ -152,10 +152,7 @@ class DiffReview(Document):
 
 
 class GateCheck(Document):
-    """Automatic check of a gate.
-
-    Set exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`.
-    """
+    """Each check of a gate sets exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
 
     name: str = ""
     """Name to show to people. The default is the check itself."""
@@ -195,7 +192,7 @@ class Approval(Document):
     """Approval by a person."""
 
     role: str = ""
-    """Role that should decide. It is shown to people and checked by `approve --role`."""
+    """Role that should decide. People see it, and `approve --role` rejects others. It is not enforced otherwise."""
     count: int = Field(default=1, ge=1, le=10)
     """Number of different people who have to approve."""
     question: str = ""

@@ -62,7 +62,7 @@ class Policy(Document):
     """Allow shell steps to access the network. The sandbox settings must allow it as well."""
     # Matched against kind, capability and labels, so that one word covers all three.
     approve: tuple[str, ...] = ("deploy",)
-    """Step kinds, capabilities or labels that need approval. A matching step does not start before it is approved."""
+    """Kinds, actions or labels of steps that need approval. A matching step does not start before it is approved."""
     deletions: Deletions | None = None
     """Limits for deletions. If null, deletions are not limited. Plans written by a model use the limits from
     `alignment`.
@@ -141,7 +141,7 @@ class Plan(Document):
     """A directed acyclic graph of steps."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """ID of the plan. The default is the file name."""
+    """ID of the plan. In a plan file, it defaults to the file name."""
     title: str = ""
     """Short title. For information only."""
     description: str = ""

@@ -130,9 +130,9 @@ class Join(StrEnum):
 
 
 class Prose(Document):
-    """A condition that is written as prose for people, using `prose:`.
+    """A condition under `prose:`, which is for people.
 
-    The condition is not checked, and reports list it as unchecked.
+    It is not checked, and reports list it as unchecked.
     """
 
     prose: str
@@ -280,7 +280,7 @@ class Step(Document):
     risks: tuple[str, ...] = ()
     """Risks, written as prose."""
     access: Access | None = None
-    """Access to the tree. The default depends on the capability."""
+    """Access to the tree. The default depends on the action."""
 
     shell: ShellAction | None = None
     edit: EditAction | None = None
@@ -323,7 +323,7 @@ class Step(Document):
 
     @property
     def tree_access(self) -> Access:
-        """Access to the working tree. The default depends on the capability."""
+        """Access to the working tree. The default depends on the action."""
         if self.access is not None:
             return self.access
         if self.episode is not None and self.episode.worktree:

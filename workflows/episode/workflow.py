@@ -193,7 +193,7 @@ class EpisodeCommands(Commands):
             return f"{effect}. The episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
-            return f"{effect}. Question {question.id} still needs an answer, for example: {question.example}"
+            return f"{effect}. Question {question.id} still needs an answer: {', '.join(question.names)}"
         self._record.close_questions(*(question.id for question in waiting))
         return f"{effect}. The episode continues"
 
@@ -294,7 +294,8 @@ class EpisodeCommands(Commands):
         if (request.executor, request.planner) != (before.executor, before.planner):
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")
-        return "the change takes effect with the next step"
+        waiting = f". Question {record.waiting[0].id} still needs an answer" if record.waiting else ""
+        return f"the change takes effect with the next step{waiting}"
 
     def _withdraw_drafts(self, reason: str) -> None:
         record, before = self._record, self._record.state.drafts

@@ -47,7 +47,7 @@ CHECK_AGAIN = RETRY.evolve(
 )
 FAIL = Option(
     name="fail",
-    effect="Leave the step failed. The plan fails once no other step can run.",
+    effect="leave the step failed (the plan fails when no other step can run)",
     group=OptionGroup.STOP,
 )
 REPLAN = Option(name="replan", effect="let a planner revise the plan")

@@ -237,7 +237,7 @@ class TestContract:
 
     def test_reference_to_a_step_that_did_not_run_says_so(self, root: Path) -> None:
         plan = stage(root, shell("one", "true", outputs={"x": "stdout"}), shell("two", "echo ${one.x}", needs=["one"]))
-        assert "step 'one' has not completed, was skipped, or was undone" in plan.failed("two")
+        assert "step 'one' has not run, was skipped, or was undone" in plan.failed("two")
 
     def test_milestone_judges_its_conditions(self, root: Path) -> None:
         plan = stage(root, {"id": "plain"}, {"id": "strict", "expect": ["${plan.n} == 2"]}, plan={"inputs": {"n": 1}})

@@ -110,7 +110,7 @@ def test_no_sentence_allows_anything(question: Question) -> None:
         # A new one each time, because only a limited number of messages may wait for the planner.
         episode = Episode(question)
         said = episode.respond(sentence)
-        assert "still needs an answer, for example: " in said
+        assert "still needs an answer: " in said
         for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
             episode.resume(note)
         episode.commands.pause(read_remark(sentence))

@@ -189,11 +189,11 @@ def test_same_error_four_times_in_a_row_pauses() -> None:
 
 
 def test_iterations_that_bring_nothing_pause_whatever_their_errors() -> None:
-    assert asked_after(*map(red, "abca")) == "4 iterations in a row without progress: the check fails: pytest"
+    assert asked_after(*map(red, "abca")) == "4 iterations in a row made no progress (the check fails: pytest)"
 
 
 def test_iterations_that_change_no_file_pause() -> None:
-    assert asked_after(*map(red, "abca"), files=0) == "4 iterations in a row changed no file: the check fails: pytest"
+    assert asked_after(*map(red, "abca"), files=0) == "4 iterations in a row changed no files (the check fails: pytest)"
 
 
 def test_progress_starts_the_count_anew() -> None:

@@ -162,7 +162,7 @@ def test_stuck_work_is_paused_soon(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "title"),
     [
-        ("the same file again", QuestionKind.REPEATED_ERROR, "4 iterations in a row changed no file: "),
+        ("the same file again", QuestionKind.REPEATED_ERROR, "4 iterations in a row changed no files ("),
         ("another word each time", QuestionKind.REPEATED_ERROR, "the same error 4 times without progress: "),
         (
             "two contents in turn",

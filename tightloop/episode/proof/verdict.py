@@ -322,7 +322,8 @@ def _of_reports(
             # replaced by others.
             unexplained = missing(dict.fromkeys(unexplained, PASSED), with_original.results.get(checker, {}))
         if missing_tests := unexplained or released:
-            text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
+            count = format_count(len(missing_tests), "original test")
+            text = f"{check.name}: {count} disappeared, did not run or did not pass"
             evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
             evidence = (*evidence, *changes.tests.lost[:SHOWN], *map(_line, changes.restored[:SHOWN]))
             # pytest's names begin with the file of the test.
