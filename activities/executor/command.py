@@ -194,7 +194,7 @@ class CommandExecutor(Executor):
                 option = f"--executor-option 'read=[\"{hidden.parent}\"]'"
                 why = (
                     f"the command cannot read {hidden} in the sandbox. Start again with {option}, or add the "
-                    "folder to the setting sandbox.read"
+                    "folder to the setting sandbox.read."
                 )
                 outcome = fatal_outcome(f"{why}\n{error}", ErrorKind.CONFIG)
         return outcome.evolve(

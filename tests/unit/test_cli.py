@@ -281,7 +281,7 @@ def test_question_shows_the_commands_that_answer_it(kind: str, commands: list[st
     }
     question = asked[kind].evolve(id="q1")
     text = "\n".join(todo_lines(EpisodeStatus(episode_id="episode-1", questions=(question,))))
-    assert "rm -rf build\n  in the workspace" in text
+    assert f"rm -rf build ({kind})\n  in the workspace" in text
     assert [command for command in commands if f"tightloop {command}" not in text] == []
     assert "NEEDS RESPONSE" in status_line(EpisodeStatus(status="paused", questions=(question,)))
 

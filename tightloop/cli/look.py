@@ -261,7 +261,10 @@ def output(
     workflow: EpisodeId,
     check: Annotated[
         str,
-        Argument(metavar="CHECK", help="Name of the check, or the beginning of its name. Default: all failing checks."),
+        Argument(
+            metavar="CHECK",
+            help="Name of the check, or the beginning of its name. Default: all failing checks, or all if none fails.",
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

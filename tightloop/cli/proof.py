@@ -299,7 +299,7 @@ def _counts(check: CheckDetails) -> str:
         f"{report.checker}: {format_count(report.total, 'test')}, {report.passed} passed"
         + (f", {report.failed} failed" if report.failed else "")
         + (f", {report.skipped} skipped" if report.skipped else "")
-        + (f", {report.missing} of the original tests did not pass" if report.missing else "")
+        + (f", {report.missing} of the original tests missing or not passed" if report.missing else "")
         + ("" if report.complete else ", report incomplete")
         for report in check.reports
     ]

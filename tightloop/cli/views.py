@@ -150,7 +150,7 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
         question: question to show.
         alone: True if this is the only question. The commands then omit its id.
     """
-    since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
+    since = f" ({question.kind}{f', since {question.since.astimezone():%Y-%m-%d %H:%M:%S}' if question.since else ''})"
     role = f" with role {question.role}" if question.role else ""
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     answers = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
@@ -222,7 +222,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of an episode's status panel."""
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
-    iteration = str(status.iteration) + (f" on checkpoint branch {status.branch}" if status.branch else "")
+    iteration = str(status.iteration) + (f" on checkpoint branch {status.branch}" if status.branch > 1 else "")
     return [
         ("status", apply_colour(_qualified(label, status) + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
@@ -274,7 +274,7 @@ def episode_line(status: EpisodeStatus) -> str:
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
     """Return the outcome of an episode, and the command to continue it."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
-    changed = "" if status.files_changed is None else f" {format_count(status.files_changed, 'file')} changed."
+    changed = "" if status.files_changed is None else f" {format_count(status.files_changed, 'file')} changed in total."
     lines = [
         headline(outcome, status.qualifier, status.reason),
         f"Checks: {status.checks or 'not run'}.{changed} Spent: {budget_line(status.spent, status.budget)}.",

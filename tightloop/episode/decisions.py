@@ -66,7 +66,7 @@ _UNDO_CHANGE = Option(
 )
 _ALLOW_CHANGE = Option(
     name=ALLOW,
-    effect="allow the change (if a passing check depends on the change, the result will not be proven)",
+    effect="allow the change (if it decides whether a check passes, the result will not be proven)",
     group=OptionGroup.ACCEPT,
 )
 ASKED_FOR_CHANGE = Option(
@@ -132,9 +132,9 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Question:
     """Return the question about findings in a plan or a change, with a suggestion for each finding."""
     title, evidence = describe_findings(findings)
-    state = "the finding is about the next plan, which has not been delivered yet"
+    state = "the finding is about the next plan, which has not been delivered"
     if change is not None:
-        state = "the finding is about the last iteration, whose changes are in the files"
+        state = "the finding is about a change that is in the working tree"
     return about_change(make_question(QuestionKind.ALIGNMENT, title, evidence=(state, *evidence)), change)
 
 

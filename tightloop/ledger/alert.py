@@ -259,7 +259,8 @@ def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = Fals
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answer_commands(alert)
     # Phones and lists show only the first line.
-    lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
+    verb = "Answer" if alert.options else "See"
+    lines = (f"{title} ({_where(alert)}).", reason, f"{verb}: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
     # Reason and goal are free text; they are scrubbed above or omitted.
     shared = {**dict(alert), "reason": reason, "goal": goal}

@@ -136,8 +136,8 @@ class ExecutorSettings(Section):
     interpreters, shells, package managers and test runners would allow a plan to run anything.
     """
     argv: tuple[str, ...] = ()
-    """Command template that receives the whole plan. The placeholders are `{plan_file}` and `{workspace}`. If empty,
-    the steps of the plan are run instead.
+    """Command template that receives the whole plan. The placeholders are `{plan_file}`, `{workspace}`,
+    `{iteration}` and `{episode}`. If empty, the steps of the plan are run instead.
     """
     wall_limit_s: Seconds = 3600.0
     """Maximum duration of one delivery."""

@@ -70,7 +70,7 @@ def test_questions_of_a_plan_show_all_of_their_options() -> None:
     question = Question(id="q1", kind=QuestionKind.PROOF, title="a doubt", options=options, blocks="the plan")
     lines = todo_lines(LoopStatus(plan_id="plan_1", status=LoopState.VERIFYING, questions=(question,)))
     assert lines == [
-        "The run is waiting for a person: a doubt",
+        "The run is waiting for a person: a doubt (proof)",
         "  tightloop answer plan_1 work   # go on",
         "  tightloop answer plan_1 accept   # accept the files",
     ]

@@ -233,7 +233,7 @@ def gate(**fields: Any) -> Question:
 
 def test_a_waiting_gate_is_shown_with_the_commands_that_answer_it() -> None:
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(gate(),)))
-    assert "release is waiting for a person with role ops: Release 2.0?" in todo
+    assert "release is waiting for a person with role ops: Release 2.0? (gate)" in todo
     assert "  passed: tests" in todo
     assert "  tightloop answer p1 approve   # the step continues" in todo
     assert any(line.startswith("  tightloop answer p1 reject WHY") for line in todo)
@@ -244,7 +244,7 @@ def test_each_option_has_its_pros_and_its_command() -> None:
     answers = (Answer(question="q1", option="canary", by="ada"),)
     asked = gate(options=choices(options), count=2, answers=answers)
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(asked,)))
-    assert "release is waiting for 2 different people with role ops (ada: canary): Release 2.0?" in todo
+    assert "release is waiting for 2 different people with role ops (ada: canary): Release 2.0? (gate)" in todo
     assert (
         "  tightloop answer p1 canary --by NAME   # the plan continues with canary; for: safe; against: slow; cost: low"
         in todo

@@ -140,7 +140,7 @@ def _result(check: CheckDetails) -> str:
     parts = [
         f"{report.checker} {report.passed} passed, {report.failed} failed, {report.skipped} skipped"
         + (f", {report.deselected} deselected" if report.deselected else "")
-        + (f", {report.missing} of the original tests did not pass" if report.missing else "")
+        + (f", {report.missing} of the original tests missing or not passed" if report.missing else "")
         + ("" if report.complete else ", incomplete")
         for report in _reports(check)
     ]
