@@ -1,6 +1,7 @@
 """The HTTP API application and its error responses."""
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, cast
@@ -26,6 +27,8 @@ from tightloop.operations.models import Shown
 from tightloop.value import shorten
 
 RETRY_SECONDS = 5
+_ALTERNATIVES = re.compile(r"\^\(([\w|]*)\)\$")
+"""A pattern of a parameter that allows only some words."""
 
 
 class Problem(Shown):
@@ -89,13 +92,21 @@ def _problem_response(_: Request, error: Exception) -> Response:
 
 
 def _invalid(_: Request, error: Exception) -> Response:
-    problems = [
-        {"field": ".".join(str(part) for part in entry["loc"]), "message": shorten(str(entry["msg"]), 300)}
-        for entry in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
-    ]
+    problems = [_problem_of(entry) for entry in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]]
     summary = "; ".join(f"{entry['field']}: {entry['message']}" for entry in problems[:3])
     detail = f"{summary}. See the allowed fields and values in /api/openapi.json"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=problems)
+
+
+def _problem_of(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the field and the message for an error of pydantic or FastAPI."""
+    if entry["type"] == "json_invalid":
+        problem_text = f"not valid JSON at character {entry['loc'][-1]}: {entry['ctx']['error']}"
+        return {"field": "body", "message": shorten(problem_text, 300)}
+    message = str(entry["msg"])
+    if entry["type"] == "string_pattern_mismatch" and (names := _ALTERNATIVES.fullmatch(entry["ctx"]["pattern"])):
+        message = f"must be one of {', '.join(filter(None, names[1].split('|')))}"
+    return {"field": ".".join(map(str, entry["loc"])), "message": shorten(message, 300)}
 
 
 def _unknown(request: Request, error: Exception) -> Response:

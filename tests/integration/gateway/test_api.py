@@ -233,6 +233,8 @@ async def test_what_cannot_work_is_refused_with_what_to_do(
         assert (method.json()["type"], method.json()["status"]) == ("urn:tightloop:problem:method-not-allowed", 405)
         text = await http.post("/api/episodes", content="goal: x", headers={"Content-Type": "application/yaml"})
         assert (text.status_code, text.json()["type"]) == (415, "urn:tightloop:problem:unsupported-media-type")
+        broken = await http.post("/api/episodes", content='{"goal": }', headers={"Content-Type": "application/json"})
+        assert broken.json()["detail"].startswith("body: not valid JSON at character 9: ")
         nowhere = await http.get("/api/episode")
         assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:tightloop:problem:not-found")
 
@@ -246,6 +248,7 @@ async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
             ("/api/inbox?projekt=x", "project"),
             ("/api/projects?limit=1", "This path accepts no query parameters"),
             ("/api/events?after=1", "lastEventId"),
+            ("/api/episodes?status=pausd", "query.status: must be one of running, paused"),
         ):
             answer = await http.get(path)
             assert (answer.status_code, names in answer.json()["detail"]) == (422, True), answer.text
