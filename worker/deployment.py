@@ -177,7 +177,7 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
     if not bad:
         verdict = f"{total}: the current code is compatible" if replayed else "found no history to replay"
         return "\n".join([*lines, verdict])
-    lines.append(f"{total}: the current code is not compatible with {len(bad)} of them")
+    lines.append(f"{total}, and {len(bad)} of them are not compatible with the current code")
     lines.append("Let these workflows finish on the build that recorded them, or undo the change.")
     return "\n".join(lines)
 

@@ -316,7 +316,7 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"'{first.check}' is part of the definition of done, and the tool itself makes the change",
+            rationale=f"'{first.check}' is part of the definition of done, and this tool can fix it by itself",
         ),
     )
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)

@@ -1,4 +1,4 @@
-"""Sandbox limits, and Linux control groups, version 1 or 2. The kernel enforces limits on a whole process tree."""
+"""Sandbox limits for a whole process tree, enforced with Linux control groups (version 1 or 2)."""
 
 import atexit
 import functools

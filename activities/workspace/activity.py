@@ -1,4 +1,4 @@
-"""Workspace activities, which open, adopt, restore, reconcile after a reset, amend and close."""
+"""Activities that open, adopt, restore, reconcile, amend and close a workspace."""
 
 import os
 from collections.abc import Callable
@@ -117,7 +117,7 @@ class WorkspaceActivities:
                     id="",
                     iteration=0,
                     tree=tree_id,
-                    title="as it was found",
+                    title="the files as they were found",
                     run_id=activity.info().workflow_run_id or "",
                     state=put_model(store, file, name="checkpoint"),
                     lines=self.differ.lines(store_folder_of(scope), tree_id),

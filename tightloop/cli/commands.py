@@ -293,7 +293,7 @@ COMMANDS = (
         Command(
             "host show",
             "host.commands:show_host",
-            "Show the name of this host and the hosts whose work this host continues.",
+            "Show the name of this host, and the names of other hosts whose work it continues.",
         ),
         Command(
             "host adopt",

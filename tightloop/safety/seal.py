@@ -178,8 +178,8 @@ def check_id(text: str) -> None:
     """
     if not is_id(text):
         raise InvalidRequestError(
-            f"{text[:LONGEST]!r} is not a valid episode or plan id: use only a-z, A-Z, 0-9, '-', '_' and "
-            "non-consecutive '.', and start with a letter or digit. Choose another id"
+            f"{text[:LONGEST]!r} is not a valid episode or plan id: use only a-z, A-Z, 0-9, '-', '_' and '.' "
+            "(not two in a row), and start with a letter or digit. Choose another id"
         )
 
 

@@ -211,7 +211,7 @@ class _Test:
 
 
 def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
-    """Explain why no test in a new file shows that something is missing.
+    """Explain why a new test file does not show that something is missing.
 
     Return "" if a test fails in its own assertion. `session` contains the runs on the tree before any
     work. On this tree, each test must either pass or fail. A test that breaks, for example because of a

@@ -46,7 +46,7 @@ ENDED_MOST = 20
 
 
 class Tenure(Value):
-    """An uninterrupted lease on a host's name. All processes of a state home share the lease."""
+    """A lease on a host's name, held without interruption. All processes that use the same state home share it."""
 
     id: str
     """Start time and a random part. The id of an earlier tenure sorts first."""

@@ -356,7 +356,7 @@ class PlanContext(Run):
         return "" if self.request.dry_run else self.progress.tree
 
     def count_attempt(self, step: str = "") -> None:
-        """Count an attempt or a compensation. Both add events to the history."""
+        """Count an attempt or a compensation, because each of them adds events to the history."""
         del step
         self.attempts += 1
 

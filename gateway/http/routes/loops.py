@@ -112,9 +112,7 @@ async def plan_project(
     project = await asyncio.to_thread(scope.ledger.project, project_id)
     # A person may see both projects, but the files of the episode are in the workspace of its own.
     if body.episode and (await scope.find(body.episode, EPISODES, now=True)).project != project_id:
-        raise InvalidRequestError(
-            f"{body.episode} is not an episode of {project_id}. Specify an episode of this project"
-        )
+        raise InvalidRequestError(f"project {project_id} has no episode {body.episode}. Choose one of its episodes")
     fields = {**read_fields(body), "workspace": project.workspace, "queues": scope.queues_of(project)}
     request = LoopRequest.model_validate(fields)
     return await _plan(scope, once, request, wait)

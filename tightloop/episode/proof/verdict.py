@@ -588,7 +588,7 @@ def not_held(
     runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):
         limits = dict.fromkeys(limit for check in runs if check.sandbox == sandbox for limit in check.not_enforced)
-        lines.append(f"the sandbox {sandbox} did not enforce: {', '.join(limits)}")
+        lines.append(f"the sandbox {sandbox} did not enforce these limits: {', '.join(limits)}")
     for sandbox in dict.fromkeys(check.sandbox for check in runs):
         if sandbox in ("sandbox-exec", "unsafe-local"):
             lines.append(

@@ -99,7 +99,7 @@ NOTHING = Lines()
 
 
 def fold(text: str) -> str:
-    """Convert a text to lower case without changing its length."""
+    """Convert a string to lower case without changing its length."""
     return text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
 
 

@@ -1,4 +1,4 @@
-"""Cost per hour instead of per day. A database that was created with the current `schema.py` already has the table."""
+"""Store the cost per hour instead of per day. Databases created with the current `schema.py` have this table."""
 
 import sqlalchemy as sa
 from alembic import op
