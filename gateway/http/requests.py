@@ -57,6 +57,14 @@ Cursor = Annotated[
         description="`cursor` from the previous page. Leave it empty for the first page.",
     ),
 ]
+Position = Annotated[
+    str,
+    Query(
+        max_length=1_000,
+        pattern=r"^[A-Za-z0-9_.-]*$",
+        description="`cursor` from the previous response. If it is empty, the newest events are returned.",
+    ),
+]
 NewId = Annotated[
     str | None,
     Query(

@@ -17,7 +17,7 @@ from tightloop.client.scenarios import ScenarioStore
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.operations import BY_NAME, STARTS, Operation
-from tightloop.run.question import is_paused
+from tightloop.run.question import QuestionKind, is_paused
 
 END_SECONDS = 10
 WITHDRAWN = "none"
@@ -182,7 +182,12 @@ async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) 
         )
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
     if status is None or is_paused_now:
-        return f"{key} continues{f' from {checkpoint}' if checkpoint else ''}"
+        if checkpoint:
+            return f"{key} continues from {checkpoint}"
+        questions = status.questions if status is not None else ()
+        chosen = dict.fromkeys(question.default for question in questions if question.kind != QuestionKind.OPERATOR)
+        names = ", ".join(filter(None, chosen))
+        return f"{key} continues{f' with the answer {names}' if names else ''}"
     return "\n".join([f"{key} is {status.list_status} and was not paused", *todo_lines(status)])
 
 

@@ -252,7 +252,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
 
 
 def _failed_check_lines(check: FailedCheck) -> list[str]:
-    return [f"{check.status}: {check.name}", *(f"  {plain(line)}" for line in check.tail.splitlines())]
+    return [f"{check.status}: {check.name}", *(f"  {plain(line)}" for line in check.tail.splitlines() or ["no output"])]
 
 
 def episode_line(status: EpisodeStatus) -> str:
@@ -263,7 +263,7 @@ def episode_line(status: EpisodeStatus) -> str:
         work_text(status.work, datetime.now(UTC)) if status.work else "",
         status_label(status.status, status.questions[0].kind if status.questions else None),
         f"waits for {status.waits_for}" if status.waits_for else "",
-        f"class {status.probability_class}" if status.probability_class else "",
+        f"on course {status.probability_class}" if status.probability_class else "",
         f"checks {status.checks}" if status.checks else "",
         budget_line(status.spent, status.budget),
         status.plan,

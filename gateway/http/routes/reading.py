@@ -30,6 +30,7 @@ from gateway.http.requests import (
     Limit,
     Parent,
     Part,
+    Position,
     ProjectFilter,
     RunId,
     Status,
@@ -140,7 +141,7 @@ async def plan(
     return Plan.model_validate(await details_of(scope, workflow, PlanStatus, is_fresh=fresh))
 
 
-async def timeline(scope: InScope, workflow: Steered, after: Cursor = "", limit: Limit = TIMELINE_EVENTS) -> Any:
+async def timeline(scope: InScope, workflow: Steered, after: Position = "", limit: Limit = TIMELINE_EVENTS) -> Any:
     events = await scope.client.timeline(workflow.id, after=after, limit=limit)
     return {"items": events, "cursor": events[-1].cursor if events else after}
 
