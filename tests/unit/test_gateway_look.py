@@ -130,7 +130,7 @@ def test_status_list_and_inbox_load_neither_models_nor_the_sdk(gateway: str) -> 
         "/api/projects": {"items": [{"id": "p", "workspace": "/work/p", "running": 1}]},
         "/api/inbox": {"items": [{**item, "blocks": 1, "loop": "", "tasks": [], "answerHref": "/"}]},
     }
-    for words, said in ((("list",), "/work/p"), (("status", "episode-1"), "ckpt-2"), (("inbox",), "--question q1")):
+    for words, said in ((("list",), "/work/p"), (("status", "episode-1"), "ckpt-2"), (("inbox",), "answer episode-1")):
         program = (
             "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules));"
             f"sys.argv[:] = ['tightloop', *{words!r}]; from tightloop.cli.main import app; app()"

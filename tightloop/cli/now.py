@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple
@@ -263,16 +264,17 @@ def inbox(context: click.Context, project: Project = "", as_json: AsJson = False
     if as_json:
         show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in entries])
     elif entries:
-        show(*(line for item in entries for line in (*_item_lines(item), "")))
+        counts = Counter(item.workflow_id for item in entries)
+        show(*(line for item in entries for line in (*_item_lines(item, alone=counts[item.workflow_id] == 1), "")))
     else:
         show("Nothing needs your attention.")
 
 
-def _item_lines(item: Any) -> Iterable[str]:
+def _item_lines(item: Any, *, alone: bool) -> Iterable[str]:
     blocks = f"; blocks {format_count(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
     if item.loop:
         waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
         blocks += f"; part of {item.loop}{waits}"
     goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
-    first, *rest = question_lines(item.workflow_id, item.question, alone=False)
+    first, *rest = question_lines(item.workflow_id, item.question, alone=alone)
     return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, rest)]
