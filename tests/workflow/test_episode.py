@@ -114,7 +114,7 @@ async def test_the_circuit_breaker_asks_the_planner_to_converge(client, working:
     async with working(planner):
         episode_id = await client.start(request_for(budget=Budget(max_iterations=5, warn_at_iteration=2)))
         await client.result(episode_id)
-    warned = [any("Converge" in note for note in briefing.notes) for briefing in planner.briefings]
+    warned = [any("Wrap up" in note for note in briefing.notes) for briefing in planner.briefings]
     assert warned == [False, True, True]
 
 
