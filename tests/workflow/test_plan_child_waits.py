@@ -216,7 +216,7 @@ async def test_workflow_of_somebody_else_under_the_id_of_a_child_is_left_alone(p
         await details_with(stage, "Release?")
         await stage.plans.answer(theirs, "approve", question="release", by="ada")
         result = await stage.result()
-    assert f"the id {theirs} belongs to an open workflow" in paused.questions[0].title
+    assert f"the id {theirs} already belongs to an open workflow" in paused.questions[0].title
     assert other.title == "inner"
     assert [question.kind for question in other.questions] == [QuestionKind.GATE]
     assert result.outcome is PlanOutcome.COMPLETED
