@@ -80,7 +80,7 @@ def test_signed_proof_of_these_files_is_proven(key: Path, allowed: Path, workspa
     assert found.proven, found.points
     assert [point.text.partition(" with the key")[0] for point in found.points] == [
         "signed by me@example.com",
-        "all 2 commands of the definition of done passed in a fresh checkout",
+        "all 2 commands in the definition of done passed in a fresh checkout",
         f"the commit checked out in {workspace} contains exactly the proven files ({tree[:12]})",
     ]
 

@@ -106,7 +106,7 @@ async def test_work_that_stands_still_after_a_refused_proof_is_asked_about_with_
         )
     # Each report and each answer leads to one delivery.
     assert (first.iteration, second.iteration) == (3, 4)
-    assert sum("The planner was told" in line for line in timeline) == 2
+    assert sum("The planner was notified" in line for line in timeline) == 2
     assert sum("0 files changed" in line for line in timeline) == 3
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 

@@ -176,7 +176,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             if asyncio.get_running_loop().time() >= until:
                 raise
         await asyncio.sleep(0.5)
-    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}: histories are retained for {period.days} days")
+    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}, histories are retained for {period.days} days")
 
 
 async def find_namespace(calls: Calls) -> timedelta:

@@ -97,4 +97,4 @@ async def test_a_status_that_does_not_exist_is_no_filter(http: httpx2.AsyncClien
     assert (await http.get("/api/episodes?status=failed")).status_code == 200
     answer = await http.get("/api/episodes?status=broken")
     assert answer.status_code == 422
-    assert "running|paused" in answer.text
+    assert "running, paused" in answer.text
