@@ -119,12 +119,14 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     words = words_of(goal)
     if not words:
         return None
-    own = {tried.check.name.lower(), tried.check.run.lower(), tried.check.kind.value}
+    name = tried.check.name.lower()
+    # `ruff` for `ruff check`.
+    own = {name, name.partition(" ")[0], tried.check.run.lower(), tried.check.kind.value}
     plain = {word.rstrip("s") for word in re.findall(r"[a-z][\w-]{3,}", goal.lower())} - {"make", "python", "with"}
     # "Get the tests green" and "fix the lint errors", but not "fix the test of dates", which names a test.
     if tried.check.run.lower() in goal.lower():
         return None
-    if plain & ({name.rstrip("s") for name in own} | words_of(tried.check.run)) and not (
+    if plain & {name.rstrip("s") for name in own} and not (
         words - words_of(" ".join(own)) - words_of(" ".join(_ABOUT_CHECKS))
     ):
         return None

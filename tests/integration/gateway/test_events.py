@@ -44,7 +44,7 @@ async def test_a_reader_that_comes_back_gets_what_it_missed_and_nothing_twice(tm
     await asyncio.to_thread(add, ledger, tmp_path, 3, 1, "live")
     said = await reading
     ids = [int(line.partition(": ")[2]) for line in said.splitlines() if line.startswith("id: ")]
-    # A reader that breaks off anywhere goes on behind what it has: `ready` carries its id after the missed events.
+    # A reader can disconnect at any point and resume after what it has received: `ready` follows the missed events.
     assert ids == [last + 1, last + 2, last + 3, last + 3, last + 4]
     assert said.index("event: ready") > said.index(f"id: {last + 3}")
     await hub.close()

@@ -61,7 +61,7 @@ def test_red_check_without_names_is_left_out_unless_the_goal_is_about_it() -> No
     assert [check.run for check in choose_checks([tried(lint)], "fix the lint errors").checks] == ["flake8"]
     assert [check.run for check in choose_checks([tried(lint)], "").checks] == ["flake8"]
     ruff = FoundCheck(run="ruff check .", kind=CheckKind.LINT, source="pyproject.toml", name="ruff check")
-    for goal, used in (("Make ruff pass", ["ruff check ."]), ("Use ruff in reports", [])):
+    for goal, used in (("Make ruff pass", ["ruff check ."]), ("Use ruff in reports", []), ("Fix check()", [])):
         chosen = choose_checks([tried(code=0), tried(ruff)], goal)
         assert [check.run for check in chosen.checks][1:] == used, goal
 
