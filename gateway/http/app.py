@@ -1,6 +1,5 @@
 """The HTTP API application and its error responses."""
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -27,8 +26,6 @@ from tightloop.operations.models import Shown
 from tightloop.value import shorten
 
 RETRY_SECONDS = 5
-_ALTERNATIVES = re.compile(r"\^\(([\w|]*)\)\$")
-"""A pattern of a parameter that allows only some words."""
 
 
 class Problem(Shown):
@@ -103,9 +100,7 @@ def _problem_of(entry: Mapping[str, Any]) -> dict[str, str]:
     if entry["type"] == "json_invalid":
         problem_text = f"not valid JSON at character {entry['loc'][-1]}: {entry['ctx']['error']}"
         return {"field": "body", "message": shorten(problem_text, 300)}
-    message = str(entry["msg"])
-    if entry["type"] == "string_pattern_mismatch" and (names := _ALTERNATIVES.fullmatch(entry["ctx"]["pattern"])):
-        message = f"must be one of {', '.join(filter(None, names[1].split('|')))}"
+    message = str(entry["msg"]).removeprefix("Value error, ")
     return {"field": ".".join(map(str, entry["loc"])), "message": shorten(message, 300)}
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query as QueryField
+from pydantic import AfterValidator
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Scope
@@ -87,7 +88,20 @@ FreshList = Annotated[
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the bytes.")]
 After = Annotated[int, Query(ge=0, le=2**62, description="Only lines after this one.")]
-Status = Annotated[str, Query(pattern=f"^({'|'.join(('', *OPEN_STATUSES, *CLOSED_STATUSES))})$", examples=["paused"])]
+STATUSES = (*OPEN_STATUSES, *CLOSED_STATUSES)
+
+
+def _check_status(status: str) -> str:
+    if status and status not in STATUSES:
+        raise ValueError(f"must be one of {', '.join(STATUSES)}")
+    return status
+
+
+Status = Annotated[
+    str,
+    Query(json_schema_extra={"enum": ["", *STATUSES]}, examples=["paused"]),
+    AfterValidator(_check_status),
+]
 Part = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of the id or the goal.")]
 Parent = Annotated[
     str | None,
