@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from tightloop.cli.main import app
 from tightloop.cli.now import Document, gateway_here, plain_names
 from tightloop.cli.views import drift_lines, status_panel, todo_lines
 from tightloop.episode.budget import Spent
@@ -143,6 +145,23 @@ def test_status_list_and_inbox_load_neither_models_nor_the_sdk(gateway: str) -> 
     subject, _, proof = session.partition(".")
     assert (name, subject) == (cookie_name(gateway), "owner")
     assert ticket_time(page_key(), session_purpose(gateway, "owner"), proof)
+
+
+@pytest.mark.usefixtures("gateway")
+def test_inbox_names_a_question_only_if_its_run_has_several() -> None:
+    question = {"project": "p", "goal": "green", "blocks": 1, "loop": "", "tasks": [], "answerHref": "/"}
+    asked = [
+        (workflow_id, QUESTION.evolve(id=name)) for workflow_id, name in (("one", "q1"), ("two", "q1"), ("two", "q2"))
+    ]
+    items = [{**question, "workflowId": workflow_id, "question": wire(found)} for workflow_id, found in asked]
+    Handler.answers |= {"/api/inbox": {"items": items}}
+    shown = CliRunner().invoke(app, ["inbox"]).output
+    commands = [line.partition("#")[0].strip() for line in shown.splitlines() if "extend" in line]
+    assert commands == [
+        "tightloop answer one extend",
+        "tightloop answer two extend --question q1",
+        "tightloop answer two extend --question q2",
+    ]
 
 
 def test_a_gateway_is_asked_only_with_the_settings_that_it_has(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
