@@ -366,7 +366,7 @@ class PlanContext(Run):
 
     @property
     def outcome_facts(self) -> Facts:
-        """Facts that determine whether a completed plan is an unqualified success."""
+        """Facts that determine whether a completed plan is a plain success."""
         steps, skipped = self.schedule.list_skipped()
         evidence = dict(self.progress.evidence) if self.progress.evidence else {}
         return Facts(
