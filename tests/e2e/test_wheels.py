@@ -86,7 +86,7 @@ def test_the_client_alone_says_how_to_get_the_server_part(
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             "error: only the client is installed on this host. "
-            "Build and install tightloop-server: docs/operate/install.md\n"
+            "Build and install tightloop-server (see docs/operate/install.md)\n"
         )
 
 

@@ -250,7 +250,7 @@ async def check_faults(night: Night) -> None:
         assert any(words in entry.text for entry in timeline), name
         if name == "long":
             assert timeline[-1].at - timeline[0].at > timedelta(hours=LOGIN_RENEWED_H)
-            assert any("the run tries again" in entry.text for entry in timeline)
+            assert any("so the run will try again" in entry.text for entry in timeline)
         if name == "limited":
             assert timeline[-1].at - timeline[0].at > timedelta(hours=2, minutes=10)
         assert (await night.episode(night.run(name))).spent.interventions == 0

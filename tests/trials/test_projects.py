@@ -139,7 +139,7 @@ async def test_another_project_is_refused_in_the_words_of_one_that_does_not_exis
                 json={"goal": "x", "workspace": str(tmp_path / "orders"), "definitionOfDone": [{"run": "true"}]},
             )
             assert taken.status_code == 422
-            assert "choosing an id requires a token for all projects" in taken.json()["detail"]
+            assert "choosing an id requires a token that covers all projects" in taken.json()["detail"]
 
 
 async def test_a_viewer_reads_everything_and_changes_nothing(
