@@ -66,7 +66,7 @@ COMMON = 3
 """An option that is equal in so many commands is explained once."""
 WIDTH = 120
 """Longest line of a paragraph."""
-SMALL = 6
+SMALL = 8
 """A section of settings with so many keys has no table of its own."""
 _WORDS = {
     "null": "null",

@@ -9,7 +9,17 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
-from tightloop.cli.parameters import AS_JSON, BY, REQUIRED, Argument, Option, parameter_of, parameters_of, run_argument
+from tightloop.cli.parameters import (
+    AS_JSON,
+    BY,
+    NEW_ID,
+    REQUIRED,
+    Argument,
+    Option,
+    parameter_of,
+    parameters_of,
+    run_argument,
+)
 from tightloop.operations import BY_NAME, OPERATIONS
 
 START, LOOK, PROOF, ANSWER, STEER, HOST = "Start", "Look", "Prove", "Answer", "Steer", "This host"
@@ -123,7 +133,7 @@ COMMANDS = (
     Verb(
         "fork",
         _CHECKPOINT,
-        Field("id", Option("--id", help="Id of the new episode. Default: a generated id.")),
+        Field("id", NEW_ID),
         panel=START,
     ),
     Command("list", "now:list_workflows", panel=LOOK),

@@ -7,7 +7,7 @@ import click
 
 from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, tasks_table
-from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
+from tightloop.cli.parameters import Argument, AsJson, By, Followed, LoopId, NewId, Option
 from tightloop.cli.session import exit_with_status, session_of, wait_at_most
 from tightloop.cli.start import (
     Executor,
@@ -37,7 +37,6 @@ from tightloop.operations import BY_NAME
 
 PLAN_SECONDS = 60.0
 """Maximum time in seconds that `plan` waits for the tasks."""
-Watch = Annotated[bool, Option("--watch", help="Follow the plan until it ends.")]
 
 
 def plan(
@@ -68,7 +67,7 @@ def plan(
     until: Until = None,
     setup: Setup = None,
     result: Result = None,
-    new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
+    new_id: NewId = None,
     as_json: AsJson = False,
 ) -> None:
     choice = drop_none(name=executor, model=executor_model, options=executor_values(executor_option))
@@ -120,7 +119,7 @@ def show_plan(context: click.Context, workflow: LoopId, as_json: AsJson = False)
 
 
 def verify(
-    context: click.Context, workflow: LoopId, by: By = None, watch: Watch = False, as_json: AsJson = False
+    context: click.Context, workflow: LoopId, by: By = None, watch: Followed = False, as_json: AsJson = False
 ) -> None:
     key = send(context, BY_NAME["verify"], workflow, by=by, as_json=as_json)
     if watch:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import click
 
 from tightloop.cli.host.server_part import become_server_part
-from tightloop.cli.parameters import Argument, Option
+from tightloop.cli.parameters import Argument, DryRun, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import show
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
@@ -354,7 +354,7 @@ def install(
             help=f"Connect through the gateway. The client reads its token from the environment variable {TOKEN}.",
         ),
     ] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     session, target, folder = session_of(context), CLIENTS[client], workspace.absolute()
     if not folder.is_dir():

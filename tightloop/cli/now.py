@@ -140,7 +140,7 @@ def list_workflows(
         str | None, Option(help=f"Show only runs with this status: {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")
     ] = None,
     kind: Annotated[Kind | None, Option(help="Show only episodes or only plans.")] = None,
-    limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
+    limit: Annotated[int, Option(min=1, help="Maximum number of entries.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     # Programs get Temporal's documents whether or not a gateway runs; an unknown status gets the client's error.

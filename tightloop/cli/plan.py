@@ -14,7 +14,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tightloop.cli.follow import follow
-from tightloop.cli.parameters import Argument, AsJson, JsonLines, Option, Wait, complete_id
+from tightloop.cli.parameters import Argument, AsJson, JsonLines, NewId, Option, Wait, complete_id
 from tightloop.cli.plan_file import (
     Examined,
     examine,
@@ -180,7 +180,7 @@ def run(
     ] = None,
     scenarios: Scenarios = None,
     goal: Annotated[str, Option(help="Have a model write a plan for this goal. Requires plans.agent_planning.")] = "",
-    plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a generated id.")] = None,
+    plan_id: NewId = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return immediately.")] = False,
     wait: Wait = None,
     as_json: JsonLines = False,

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from tightloop.cli.follow import follow
-from tightloop.cli.parameters import Argument, AsJson, Option, Wait
+from tightloop.cli.parameters import Argument, AsJson, Followed, NewId, Option, Wait
 from tightloop.cli.session import Session, exit_with_status, session_of, wait_at_most
 from tightloop.cli.terminal import is_attended, print_note, show_either
 from tightloop.client import TightloopClient
@@ -298,7 +298,6 @@ Result = Annotated[
         "working tree."
     ),
 ]
-EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
 Replace = Annotated[
     bool,
     Option(
@@ -308,7 +307,6 @@ Replace = Annotated[
 RequestFile = Annotated[
     Path | None, Option(help="Request file in YAML or JSON. Options override the values in the file.")
 ]
-Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
 OPENING_SECONDS = 3.0
 """Maximum time in seconds that a start waits for the workspace to be accepted or rejected."""
@@ -342,10 +340,10 @@ def start(
     worktree: Worktree = None,
     setup: Setup = None,
     result: Result = None,
-    new_id: EpisodeNewId = None,
+    new_id: NewId = None,
     replace: Replace = False,
     file: RequestFile = None,
-    watch: Watch = False,
+    watch: Followed = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:
@@ -381,8 +379,8 @@ def code(
     worktree: Worktree = None,
     setup: Setup = None,
     result: Result = None,
-    new_id: EpisodeNewId = None,
-    watch: Watch = False,
+    new_id: NewId = None,
+    watch: Followed = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:

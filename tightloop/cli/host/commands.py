@@ -16,7 +16,7 @@ from rich.text import Text
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_server_part, become_worker
 from tightloop.cli.look import require_ledger, resolve_project
-from tightloop.cli.parameters import Argument, AsJson, Option
+from tightloop.cli.parameters import Argument, AsJson, DryRun, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.cli.terminal import apply_colour, show, show_either, show_json, table
 from tightloop.client import Poller, TightloopClient
@@ -56,9 +56,7 @@ def gc(
             "server.retention_days."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what would be removed, without removing anything.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
@@ -243,7 +241,7 @@ def setup(
     retention: Annotated[
         int | None, Option(min=1, help="Days to keep the histories of closed episodes. Default: unchanged.")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)

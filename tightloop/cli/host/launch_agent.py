@@ -14,7 +14,7 @@ from typing import Annotated
 import click
 
 from tightloop.cli.host.server_part import Role, environment_of
-from tightloop.cli.parameters import Option
+from tightloop.cli.parameters import DryRun, Option
 from tightloop.cli.session import Session, session_of
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import home_folder
@@ -29,12 +29,9 @@ STILL_ENDING = frozenset({5, 37})
 NOT_LOADED = frozenset({3, 36, 113})
 """Exit codes of `launchctl bootout`, depending on the macOS version, if no agent has this name or it is just ending."""
 RoleAtTheScreen = Annotated[Role, Option(help="Type of work that the worker does.")]
-OnlyShow = Annotated[
-    bool, Option("--dry-run", help="Print what would be written and run, without writing or running anything.")
-]
 
 
-def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: DryRun = False) -> None:
     path, content = agent_file(role), property_list(session_of(context), role)
     if dry_run:
         click.echo(f"{path}:\n{content.decode()}\nlaunchctl bootstrap {_domain()} {path}")
@@ -59,7 +56,7 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
     click.echo(f"Python interpreter: {sys.executable}")
 
 
-def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: DryRun = False) -> None:
     path = agent_file(role)
     if dry_run:
         click.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
