@@ -7,7 +7,7 @@ from temporalio.client import Client
 
 from activities.safety.gate import AlignmentChecker
 from tests.data.alignment import KEYS
-from tests.support.doubles import ScriptedPlanner, planned
+from tests.support.doubles import ScriptedPlanner, claims_done, planned
 from tests.support.episodes import Working, eventually, scripted
 from tightloop.cli.views import todo_lines
 from tightloop.client import TightloopClient
@@ -111,6 +111,26 @@ async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
     assert '{"checkpoint_id": "ckpt-0", "reason": "why"}' in details
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.iterations == 1
+
+
+async def test_a_refused_change_is_undone_although_the_checks_pass_and_the_planner_sees_nothing_to_do(
+    client: TightloopClient, working: Working, request_for, workspace: Path
+) -> None:
+    leak = {"write": [{"path": "client.py", "text": f"KEY = '{KEYS['openai']}'\n"}]}
+    clean = {"write": [{"path": "client.py", "text": "KEY = os.environ['KEY']\n"}]}
+    planner = ScriptedPlanner(lambda briefing: planned() if briefing.iteration == 1 else claims_done())
+    async with working(planner):
+        episode_id = await client.start(
+            request_for(definition_of_done=["test -f client.py"], executor=scripted(leak, clean, repeat=False))
+        )
+        await paused(client, episode_id)
+        await client.answer(episode_id, "refuse", "read it from the environment", by="ada")
+        result = await client.result(episode_id)
+    (asked,) = planner.briefings[1].asked_for
+    assert asked.startswith("ada rejected the following, so avoid or undo it: secret_added")
+    assert asked.endswith("\nread it from the environment")
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 2)
+    assert KEYS["openai"] not in (workspace / "client.py").read_text()
 
 
 async def test_an_iteration_that_burns_more_processor_time_than_allowed_is_asked_about(

@@ -298,6 +298,8 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
     other effect.
     """
     text = f"{answer.by}: {answer.text}" if answer.text else ""
+    # Work that undoes something is needed even if all checks pass.
+    asks = (question.kind, answer.option) == (QuestionKind.PROOF, WORK)
     state = _with_approval(state, question, answer)
     match question.kind, answer.option:
         case QuestionKind.WORK, _:
@@ -317,14 +319,15 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:
             problems = "; ".join(map(str, unanswered_findings(state.findings, state.overruled))) or question.title
-            state = with_note(state, f"{answer.by} rejected the following, so avoid or undo it: {problems}")
+            text = f"{answer.by} rejected the following, so avoid or undo it: {problems}"
+            text += f"\n{answer.text}" if answer.text else ""
             # In this phase they are about the change in the tree; before, about a plan that is dropped.
-            if state.phase is EpisodePhase.TRACKING:
+            if asks := state.phase is EpisodePhase.TRACKING:
                 refused = tuple(finding.evolve(refused=True) for finding in state.findings)
                 state = _with_refused_checkpoints(state.evolve(findings=refused))
         case QuestionKind.BUDGET, option if option == EXTEND:
             state = state.evolve(budget=extend_budget(state.budget, first, state.spent))
-    return with_note(state, text, asks=(question.kind, answer.option) == (QuestionKind.PROOF, WORK)) if text else state
+    return with_note(state, text, asks=asks) if text else state
 
 
 def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> EpisodeState:

@@ -386,8 +386,9 @@ def test_a_refusal_allows_nothing_and_tells_the_planner() -> None:
     state = answer(with_plan(EpisodeState(), outcome), "refuse", "use a branch of your own")
     assert state.overruled == ()
     assert not is_plan_allowed(state, outcome)
-    assert "git push --force" in state.notes[0]
-    assert state.notes[1] == "ada: use a branch of your own"
+    (note,) = state.notes
+    assert "git push --force" in note
+    assert note.endswith("\nuse a branch of your own")
 
 
 def test_guidance_beside_an_allowance_asks_the_planner_again() -> None:

@@ -78,9 +78,9 @@ class LoadedFiles(NamedTuple):
         return _merge(self.before, path) or _merge(self.now, path)
 
     def find_deciding(self, changed: Mapping[str, FileChange]) -> dict[str, FileKind]:
-        """Return the changed files that decide the results of the checks.
+        """Return the changed files that affect whether the checks pass, such as test helpers.
 
-        Files whose names already show a role in the checks are not included.
+        Files that can be recognised by their names, such as tests, are left out.
         """
         deciding: dict[str, FileKind] = {}
         candidates = [path for path in changed if self.kind_of(path) is None]
