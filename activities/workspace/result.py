@@ -46,6 +46,10 @@ class CommittedResult(NamedTuple):
     removed: int = 0
     onto: str = ""
     """Branch or commit that is checked out in the workspace."""
+    is_in_workspace: bool = False
+    """True if the run worked in the workspace itself. Its files already contain the changes, and git refuses to merge
+    the branch while they are uncommitted.
+    """
     has_moved: bool = False
     """True if the workspace's HEAD differs from the commit on which the run's changes are based."""
     left_out: tuple[str, ...] = ()
@@ -57,7 +61,12 @@ class CommittedResult(NamedTuple):
         if self.branch:
             lines = f"+{self.added} -{self.removed}"
             size = f"{format_count(self.commits, 'commit')}, {format_count(self.files, 'file')}, {lines}"
-            parts = [f"branch {self.branch} ({size}). Merge it: git merge {self.branch}"]
+            merge = f"Merge it: git merge {self.branch}"
+            if self.is_in_workspace:
+                # A reset without the condition would drop commits that were made in the meantime.
+                take = f"git merge-base --is-ancestor HEAD {self.branch} && git reset {self.branch}"
+                merge = f"Your files already contain the changes. Add the commits to your branch: {take}"
+            parts = [f"branch {self.branch} ({size}). {merge}"]
         if self.branch and self.has_moved:
             rebase = f"git rebase {self.onto} {self.branch}"
             parts.append(f"{self.onto} has moved since the run started. Rebase first: {rebase}")
@@ -116,6 +125,7 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
         added=sum(int(added) for added, _, _ in counts if added != b"-"),
         removed=sum(int(removed) for _, removed, _ in counts if removed != b"-"),
         onto=_short_name(workspace.head()),
+        is_in_workspace=worktree is None,
         has_moved=head != base,
         left_out=_texts(left_out),
     )

@@ -1,6 +1,7 @@
 """A result is committed on a new branch; nothing else of the user's repository changes."""
 
 import hashlib
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def test_each_part_is_a_commit(root: Path) -> None:
     result = commit_result(scope, parts)
     assert result.commits == 2
     assert git(root, "log", "--format=%s", f"main..{result.branch}").decode().split() == ["Second", "First"]
+
+
+def test_result_of_a_run_in_the_workspace_names_a_command_that_git_accepts(root: Path) -> None:
+    scope = scope_of(root, "fix-it")
+    result = commit_result(scope, (work(scope, {"a.txt": "two\n", "c.txt": "c\n"}),))
+    command = result.describe().partition("Add the commits to your branch: ")[2]
+    write(root, {"b.txt": "later\n"})
+    subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True)
+    assert git(root, "rev-parse", "main") == git(root, "rev-parse", result.branch)
+    assert git(root, "status", "--porcelain") == b" M b.txt\n"
+    git(root, "commit", "-qam", "mine")
+    refused = subprocess.run(command, shell=True, cwd=root, capture_output=True)
+    assert (refused.returncode, git(root, "log", "-1", "--format=%s")) == (1, b"mine\n")
 
 
 def test_named_branch_is_never_overwritten(root: Path) -> None:
