@@ -171,6 +171,8 @@ def test_doctor_reports_a_missing_server_and_fails(
         in findings["state folder"]["found"]
     )
     assert findings["executor command"]["needed"] is True
+    assert {"git", "temporal program"} <= findings.keys()
+    assert not {"program git", "program temporal"} & findings.keys(), "a program is listed twice"
     assert findings["executor person"] == {
         "name": "executor person", "ok": True, "found": "", "fix": "", "needed": False,
     }  # fmt: skip

@@ -98,8 +98,11 @@ def _version(program: TrustedProgram) -> str:
 
 
 def _started_programs() -> list[Finding]:
-    """List the programs that run outside the sandbox, and the folders in PATH that are ignored."""
-    programs = find_startup_programs().items()
+    """List the programs that run outside the sandbox, and the folders in PATH that are ignored.
+
+    git and temporal have findings of their own.
+    """
+    programs = [each for each in find_startup_programs().items() if each[0] not in ("git", "temporal")]
     rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in programs]
     signs_with = global_setting("gpg.ssh.program", kind="path")
     if signs_with:
