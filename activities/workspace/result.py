@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pygit2
+
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import Git, format_paths, split_z, user_git
 from activities.workspace.ownership import write_atomically
 from activities.workspace.port import BASE, RESULT, ResultPart, result_message
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.store.entry import LINK, Entry, TreeChange
+from activities.workspace.store.entry import LINK, Entry, TreeChange, file_mode
 from activities.workspace.store.objects import TreeStore
 from activities.workspace.user_repository import UserRepository
 from activities.workspace.worktree import Pointer, large_file_store
@@ -47,8 +49,8 @@ class CommittedResult(NamedTuple):
     onto: str = ""
     """Branch or commit that is checked out in the workspace."""
     is_in_workspace: bool = False
-    """True if the run worked in the workspace itself. Its files already contain the changes, and git refuses to merge
-    the branch while they are uncommitted.
+    """True if the workspace's files already contain the changes, as after a run without a worktree. git then refuses to
+    merge the branch, because they are uncommitted.
     """
     has_moved: bool = False
     """True if the workspace's HEAD differs from the commit on which the run's changes are based."""
@@ -125,10 +127,29 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
         added=sum(int(added) for added, _, _ in counts if added != b"-"),
         removed=sum(int(removed) for _, removed, _ in counts if removed != b"-"),
         onto=_short_name(workspace.head()),
-        is_in_workspace=worktree is None,
+        is_in_workspace=head == base and _is_written(workspace.root, store, parts),
         has_moved=head != base,
         left_out=_texts(left_out),
     )
+
+
+def _is_written(root: Path, store: TreeStore, parts: Sequence[ResultPart]) -> bool:
+    """Return whether the files in `root` are as the parts leave them."""
+    wanted = {change.path: change.after for part in parts for change in store.changes(part.before, part.after)}
+    for name, entry in wanted.items():
+        path = root / os.fsdecode(name)
+        if not os.path.lexists(path):
+            if entry is not None:
+                return False
+        elif entry is None or file_mode(path.lstat().st_mode) != entry.mode:
+            return False
+        elif entry.mode == LINK:
+            if os.fsencode(path.readlink()) != store.read(entry.id):
+                return False
+        # A pipe is no file; reading it could block forever.
+        elif not path.is_file() or str(pygit2.hashfile(str(path))) != entry.id:
+            return False
+    return True
 
 
 class _Staging:

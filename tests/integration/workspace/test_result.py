@@ -85,6 +85,7 @@ def test_each_part_is_a_commit(root: Path) -> None:
 def test_result_of_a_run_in_the_workspace_names_a_command_that_git_accepts(root: Path) -> None:
     scope = scope_of(root, "fix-it")
     result = commit_result(scope, (work(scope, {"a.txt": "two\n", "c.txt": "c\n"}),))
+    assert result.is_in_workspace
     command = result.describe().partition("Add the commits to your branch: ")[2]
     write(root, {"b.txt": "later\n"})
     subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True)
@@ -93,6 +94,16 @@ def test_result_of_a_run_in_the_workspace_names_a_command_that_git_accepts(root:
     git(root, "commit", "-qam", "mine")
     refused = subprocess.run(command, shell=True, cwd=root, capture_output=True)
     assert (refused.returncode, git(root, "log", "-1", "--format=%s")) == (1, b"mine\n")
+
+
+def test_files_that_were_put_back_or_changed_after_the_run_are_not_said_to_contain_the_changes(root: Path) -> None:
+    scope = scope_of(root, "fix-it")
+    part = work(scope, {"a.txt": "two\n", "b.txt": None})
+    assert commit_result(scope, (part,)).is_in_workspace
+    write(root, {"b.txt": "b\n"})
+    assert not commit_result(scope, (part,)).is_in_workspace
+    git(root, "checkout", "-q", ".")
+    assert f"git merge {commit_result(scope, (part,)).branch}" in commit_result(scope, (part,)).describe()
 
 
 def test_named_branch_is_never_overwritten(root: Path) -> None:
