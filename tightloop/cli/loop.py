@@ -7,7 +7,7 @@ import click
 
 from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, tasks_table
-from tightloop.cli.parameters import Argument, AsJson, By, Followed, LoopId, NewId, Option
+from tightloop.cli.parameters import Argument, AsJson, By, LoopId, NewId, Option, Watch
 from tightloop.cli.session import exit_with_status, session_of, wait_at_most
 from tightloop.cli.start import (
     Executor,
@@ -119,7 +119,7 @@ def show_plan(context: click.Context, workflow: LoopId, as_json: AsJson = False)
 
 
 def verify(
-    context: click.Context, workflow: LoopId, by: By = None, watch: Followed = False, as_json: AsJson = False
+    context: click.Context, workflow: LoopId, by: By = None, watch: Watch = False, as_json: AsJson = False
 ) -> None:
     key = send(context, BY_NAME["verify"], workflow, by=by, as_json=as_json)
     if watch:

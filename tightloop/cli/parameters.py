@@ -169,7 +169,7 @@ Wait = Annotated[
 Project = Annotated[str, Option(help="Id of the project, or a unique prefix of the id. Default: all projects.")]
 NEW_ID = Option("--id", help="Id of the new run. Default: a generated id.")
 NewId = Annotated[str | None, NEW_ID]
-Followed = Annotated[bool, Option("--watch", help="Follow the run until it ends.")]
+Watch = Annotated[bool, Option("--watch", help="Follow the run until it ends.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")]
 BY = Option(help="Name to record for this action. Default: your user name.")
 By = Annotated[str | None, BY]

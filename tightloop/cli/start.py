@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from tightloop.cli.follow import follow
-from tightloop.cli.parameters import Argument, AsJson, Followed, NewId, Option, Wait
+from tightloop.cli.parameters import Argument, AsJson, NewId, Option, Wait, Watch
 from tightloop.cli.session import Session, exit_with_status, session_of, wait_at_most
 from tightloop.cli.terminal import is_attended, print_note, show_either
 from tightloop.client import TightloopClient
@@ -343,7 +343,7 @@ def start(
     new_id: NewId = None,
     replace: Replace = False,
     file: RequestFile = None,
-    watch: Followed = False,
+    watch: Watch = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:
@@ -380,7 +380,7 @@ def code(
     setup: Setup = None,
     result: Result = None,
     new_id: NewId = None,
-    watch: Followed = False,
+    watch: Watch = False,
     wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:

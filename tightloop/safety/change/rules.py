@@ -120,7 +120,7 @@ def secrets(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
 
 
 def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
-    """Yield findings for numbers that belong to people, and for large collections of addresses."""
+    """Yield findings for numbers that identify a person, and for large collections of addresses."""
     kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
     try:
