@@ -175,7 +175,7 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
             f"{format_count(diff.files_changed, 'file')} changed, but at most {review.max_files} may change"
         )
     if review.max_lines is not None and lines > review.max_lines:
-        problems.append(f"{format_count(lines, 'line')} changed, but the maximum is {review.max_lines}")
+        problems.append(f"{format_count(lines, 'line')} changed, but at most {review.max_lines} may change")
     for patterns in (review.only, review.never):
         # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
