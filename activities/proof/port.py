@@ -58,7 +58,7 @@ class LockedTrees:
 
 
 class DeliveredFile(NamedTuple):
-    """A changed file as delivered."""
+    """A changed file, as it was delivered for judgement."""
 
     blob: str
     content: bytes

@@ -541,7 +541,7 @@ class Workspaces:
     def release(self, scope: EpisodeScope) -> None:
         """Release an episode's claim. Idempotent.
 
-        A worktree is kept, because it contains the result. For a nested episode, the plan's claim is kept.
+        Keeps the worktree, which contains the result, and for a nested episode also the plan's claim.
         """
         if not scope.within:
             self._claims(scope).release(root_of(scope), scope.episode_id)

@@ -85,7 +85,7 @@ class _PayloadOwner(NamedTuple):
 
 
 class Keys:
-    """Provides the codec's keys. Keys that are added to the key file later are also found.
+    """Provides the codec's keys. Picks up keys that are added to the key file later.
 
     Args:
         ring: key ring. The current key seals payloads, and all keys can open them. If None, the keys are

@@ -56,7 +56,7 @@ _LISTED = [column for column in workflows.c if column.name != "details"]
 
 
 class Ledger:
-    """Queries on the ledger for the visible projects. Other projects are treated as nonexistent.
+    """Queries the ledger for the visible projects, and treats all others as nonexistent.
 
     Args:
         database: database that contains the rows.

@@ -107,7 +107,7 @@ class EndedEpisode(NamedTuple):
 
 
 class Figure(Value):
-    """The distribution of `n` known values. Unknown values are only counted, in `unknown`."""
+    """The distribution of `n` known values, and the number of unknown ones."""
 
     n: int = 0
     unknown: int = 0

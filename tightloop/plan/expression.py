@@ -63,9 +63,9 @@ class Source(NamedTuple):
         return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
 
     def mark(self, node: ast.AST) -> Mark | None:
-        """Return the mark of a name.
+        """Return the mark that a node stands for.
 
-        Return None for other names, and for adjacent marks without an operator between them.
+        Return None for any other node, and for adjacent marks without an operator between them.
         """
         candidate = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
         return candidate if candidate and isinstance(node, ast.Name) and candidate.size == len(node.id) else None

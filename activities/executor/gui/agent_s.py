@@ -37,7 +37,7 @@ class AgentS:
 
     @property
     def python(self) -> str:
-        """The path of Agent S's Python.
+        """The path to the Python interpreter of Agent S.
 
         Symlinks are not resolved, because the target is outside the virtual environment.
         """
