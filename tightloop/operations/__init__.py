@@ -398,7 +398,7 @@ OPERATIONS = (
         request="models:Pause",
         client="pause",
         handler="pause",
-        reply="the run will pause at the next safe point",
+        reply="the run will pause at the next safe point, unless it is already waiting for an answer",
         http=(Http("POST", f"{_RUN}/pause", status=202),),
         cli="pause",
         mcp="pause_episode",

@@ -167,6 +167,7 @@ class Diff(Shown):
     """Unified diff, truncated if very long."""
     cut: bool = False
     plan_change: str = ""
+    """Changed lines of the plan: `{+text+}` was added, and `[-text-]` was removed."""
 
 
 class Waiting(make_output_model(InboxItem)):  # type: ignore[misc]
