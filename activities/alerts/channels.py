@@ -48,7 +48,9 @@ class Log:
 
     async def deliver(self, notice: Notice) -> None:
         level = logging.INFO if notice.kind is AlertKind.DIGEST else logging.WARNING
-        alert_logger.log(level, "%s", " ".join(notice.text.split()))
+        # Separated, because a link behind a command would be copied as part of it.
+        lines = (" ".join(line.split()) for line in notice.text.splitlines())
+        alert_logger.log(level, "%s", " | ".join(filter(None, lines)))
 
 
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")

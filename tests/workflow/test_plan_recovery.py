@@ -188,6 +188,19 @@ async def test_alternate_that_fails_too_is_asked_about(playing: Playing):
     assert result.outcome is PlanOutcome.COMPLETED
 
 
+async def test_undone_step_that_a_repaired_step_needs_runs_again(playing: Playing):
+    script = {"fast": [fails("too hard"), done()], "slow": fails("also hard")}
+    async with playing(ALTERNATE, script) as stage:
+        await stage.paused()
+        await stage.plans.replan(stage.id, ALTERNATE, rationale="the line is back")
+        result = await stage.result()
+        steps = await stage.steps()
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert steps == {"make": "completed", "fast": "completed", "slow": "skipped", "after": "completed"}
+    assert [(ran.step, ran.attempt) for ran in stage.scripted.ran if ran.step == "make"] == [("make", 1), ("make", 2)]
+    assert result.tree == f"{BASE},make,fast"
+
+
 async def test_failure_mode_that_says_skip_goes_on_without_the_step(playing: Playing):
     async with playing(chain("ask"), {"two": fails("nothing found", recover=Recovery.SKIP, mode="empty")}) as stage:
         result = await stage.result()

@@ -205,7 +205,12 @@ COMMANDS = (
         Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
         Field("scenarios", Option(help="New hidden scenarios, or 'none' to withdraw all of them.", metavar="PATH")),
         Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios drafted by a model."), bool),
-        Field("executor", Option(help="New executor.")),
+        Field("executor", Option(help="New executor, without the options of the old one.")),
+        Field(
+            "options",
+            Option("--executor-option", help="Executor option as name=value, with a JSON value. Repeatable."),
+            list[str],
+        ),
         Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
         Field("permissions", Option(help="How to answer the agent's permission requests."), _Verdict),
         Field(

@@ -121,7 +121,7 @@ def timeline(
     if events and not as_json:
         if not after and len(events) == most:
             print_note(f"earlier events: tightloop timeline {key} --all")
-        print_note(f"later events: tightloop timeline {key} --after {events[-1].cursor}")
+        print_note(f"to see only newer events: tightloop timeline {key} --after {events[-1].cursor}")
 
 
 def checkpoints(

@@ -95,7 +95,13 @@ def _amounts(arguments: Asked, _session: Session) -> Asked:
 
 
 def _amendment(arguments: Asked, session: Session) -> Asked:
-    names = {"executor": "name", "fallback": "fallback", "permissions": "permissions", "on_crash": "on_crash"}
+    # Only this command needs it, and it imports much.
+    from tightloop.cli.start import drop_none, executor_values
+
+    names = {"executor": "name", "options": "options"} | {
+        name: name for name in ("fallback", "permissions", "on_crash")
+    }
+    arguments |= drop_none(options=executor_values(arguments.get("options")))
     choice = ExecutorAmendment(**{name: arguments[option] for option, name in names.items() if option in arguments})
     rest = {name: value for name, value in arguments.items() if name not in names}
     checks = [command for command in arguments.get("definition_of_done", ()) if command.strip()]

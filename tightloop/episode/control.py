@@ -28,6 +28,8 @@ class ExecutorAmendment(Document):
     fallback: tuple[str, ...] | None = None
     permissions: Verdict | None = None
     on_crash: OnCrash | None = None
+    options: dict[str, Any] | None = None
+    """All options of the executor. If None, the same executor keeps its options, and another one has none."""
 
     def apply_to(self, choice: ExecutorChoice) -> ExecutorChoice:
         """Return the choice with the changes applied.
@@ -38,6 +40,7 @@ class ExecutorAmendment(Document):
         return choice.evolve(
             name=self.name or choice.name,
             model="" if other else choice.model,
+            options=({} if other else choice.options) if self.options is None else self.options,
             fallback=choice.fallback if self.fallback is None else self.fallback,
             permissions=self.permissions or choice.permissions,
             on_crash=self.on_crash or choice.on_crash,

@@ -403,12 +403,17 @@ class PlanContext(Run):
         return False
 
     def reset_failed_step(self, step: str, number: int) -> None:
-        """Reopen a failed step. It gets back all of its attempts and its full time limit."""
-        attempts = self.schedule.attempt(number)
-        self.schedule.reopen(number)
-        progress = self.progress.settle(step)
-        # Attempts so far must not count against the retries that the step gets now.
-        self.progress = progress.evolve(earlier={**progress.earlier, step: attempts})
+        """Reopen a failed step, and the undone steps that it needs.
+
+        Each gets back all of its attempts and its full time limit.
+        """
+        schedule = self.schedule
+        undone = {schedule.name(need): need for need in schedule.reopen(number)}
+        reopened = {step: number, **undone}
+        # Attempts so far must not count against the retries that the steps get now.
+        attempts = {name: schedule.attempt(at) for name, at in reopened.items()}
+        progress = self.progress.settle(*reopened)
+        self.progress = progress.evolve(earlier={**progress.earlier, **attempts})
 
     # -- progress -----------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Compensation:
 
 REVISE_TIMEOUT = timedelta(minutes=30)
 STATUSES_LIMIT = 500
-_FIXED = frozenset({StepStatus.COMPLETED, StepStatus.RECOVERED, StepStatus.COMPENSATED, StepStatus.RUNNING})
+_FIXED = frozenset({StepStatus.COMPLETED, StepStatus.RECOVERED, StepStatus.RUNNING})
 
 
 class Revisions:

@@ -399,6 +399,34 @@ def test_a_compensation_step_is_no_part_of_the_way_forward() -> None:
     assert schedule.counts() == {"skipped": 1, "compensated": 1}
 
 
+def test_reopening_a_step_repeats_the_undone_steps_that_it_needs_and_no_others() -> None:
+    steps = (
+        Step(id="base"),
+        Step(id="beside"),
+        Step(id="look", needs=("base",)),
+        Step(id="kept", needs=("base",)),
+        Step(id="end", needs=("look", "kept")),
+    )
+    schedule = Schedule(compile_graph(Plan(id="p", steps=steps)))
+    for names in (["base", "beside"], ["look", "kept"]):
+        assert _take(schedule, 9) == names
+        for name in names:
+            _complete(schedule, name)
+    assert _take(schedule, 9) == ["end"]
+    schedule.fail(_number(schedule, "end"))
+    for name in ("look", "base", "beside"):
+        schedule.record_compensation(_number(schedule, name))
+
+    again = schedule.reopen(_number(schedule, "end"))
+
+    assert [schedule.name(number) for number in again] == ["base", "look"]
+    assert _status(schedule, "beside", "kept") == [StepStatus.COMPENSATED, StepStatus.COMPLETED]
+    for name in ("base", "look", "end"):
+        assert _take(schedule, 9) == [name]
+        _complete(schedule, name)
+    assert schedule.is_settled
+
+
 def test_a_step_does_not_finish_with_a_status_that_is_no_end() -> None:
     schedule = Schedule(compile_graph(Plan(id="p", steps=(Step(id="a"),))))
     with pytest.raises(ValueError, match="cannot finish as failed"):

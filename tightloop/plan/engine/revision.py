@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -73,6 +73,20 @@ class StepIndex:
     def instances(self, template: int) -> range | None:
         """Return the numbers of a template's instances, or None if it has not been expanded yet."""
         return self._instances.get(template)
+
+    def find_undone_needs(self, numbers: Iterable[int], codes: Sequence[str]) -> set[int]:
+        """Return the compensated steps that these steps need, directly or through other compensated steps.
+
+        Instances of templates are not included: they would not wait for the steps that their template needs.
+        """
+        undone: set[int] = set()
+        work = list(numbers)
+        while work:
+            needs = self.node(work.pop()).needs
+            found = {need for need in needs if codes[need] == code.COMPENSATED and need not in undone}
+            work += found
+            undone |= found
+        return undone
 
 
 # It is part of the revision, which crosses Temporal.
@@ -196,7 +210,8 @@ def carry_over(
     """Derive the state of the schedule for a new revision.
 
     Completed and running steps keep their state. All other steps restart, including steps that failed,
-    were blocked, or were skipped because of other steps.
+    were blocked, or were skipped because of other steps. A compensated step restarts if a step that will run
+    needs it.
 
     Args:
         old: graph of the previous revision.
@@ -218,7 +233,8 @@ def carry_over(
         if old.nodes[number].id in kept_steps and new.nodes[new.index[old.nodes[number].id]].template
     )
     spread = {new.nodes[number].id for number, _ in expansions}
-    names = StepIndex(new, expansions).names
+    index = StepIndex(new, expansions)
+    names = index.names
     known_steps = kept_steps.union(names[len(new.nodes) :])
     codes = [
         code.EXPANDED
@@ -227,6 +243,9 @@ def carry_over(
         for name in names
         for letter in (letters.get(name, "") if name in known_steps else "",)
     ]
+    will_run = [number for number, letter in enumerate(codes) if letter == code.PENDING]
+    for number in index.find_undone_needs(will_run, codes):
+        codes[number] = code.PENDING
     reset_steps = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
     # Including removed steps: a later revision may reuse their ids.
     reset_steps |= letters.keys() - set(names)

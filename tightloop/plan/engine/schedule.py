@@ -393,11 +393,11 @@ class Schedule:
             self._set(number, self._grow(number, count))
             self._propagate([number])
 
-    def reopen(self, number: int) -> None:
-        """Let a settled step run again.
+    def reopen(self, number: int) -> list[int]:
+        """Let a settled step run again, and return the numbers of the compensated steps that run again because of it.
 
-        The skipped and blocked steps that follow the step are reopened. For an expanded template, its failed instances
-        run again. This takes time linear in the number of nodes and edges.
+        Those are the steps that it needs. The skipped and blocked steps that follow the step are reopened. For an
+        expanded template, its failed instances run again. This takes time linear in the number of nodes and edges.
         """
         codes = list(self._codes)
         inside = self._index.instances(number)
@@ -406,8 +406,12 @@ class Schedule:
             codes[follower] = code.EXPANDED if self.is_expanded(follower) else code.PENDING
         for root in again:
             codes[root] = code.PENDING
+        undone = sorted(self._index.find_undone_needs(again, codes))
+        for need in undone:
+            codes[need] = code.PENDING
         # Counters only move forward, and rebuilding them costs no more than visiting every step.
         self._load(self.save().evolve(codes="".join(codes)))
+        return undone
 
     def close(self) -> None:
         """Abandon all steps that have not started or are waiting, in time linear in the number of steps."""
