@@ -58,7 +58,7 @@ class LockedTrees:
 
 
 class DeliveredFile(NamedTuple):
-    """A changed file, as it was delivered for judgement."""
+    """A changed file, with its content after the work."""
 
     blob: str
     content: bytes

@@ -113,7 +113,7 @@ class Runs:
                 is_flaky = False
                 # A missing program stays missing, and a check that ran out of time would cost as much time again.
                 if result.status is CheckStatus.FAILED and first is None:
-                    self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "repeated check"))
+                    self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "once more: check"))
                     second, second_observation = self.run_observed_check(check, room, CheckView(), paths)
                     if is_flaky := second.passed:
                         result, observation = second, second_observation

@@ -630,6 +630,8 @@ async def test_command_line_steers_an_episode(
             server, "start", "make it green", "--workspace", str(tmp_path), "--done", "true", "--json"
         )
         episode_id = json.loads(out)["id"]
+        changes = ["--executor", "command", "--executor-option", 'argv=["agent", "{plan_file}"]']
+        _, amended, _ = await run_cli(server, "amend", episode_id, *changes)
         for command in (
             ["pause", episode_id, "--reason", "lunch"],
             ["resume", episode_id],
@@ -646,6 +648,7 @@ async def test_command_line_steers_an_episode(
         code, out, _ = await run_cli(server, "status", episode_id)
     assert code == 0
     assert "cancelled" in out
+    assert json.loads(amended)["executor"]["options"] == {"argv": ["agent", "{plan_file}"]}
 
 
 async def test_command_that_is_given_one_of_the_other_kind_says_so(

@@ -328,7 +328,7 @@ def result(
         text = result_patch(Path(status.workspace), status.id)
         show_either({"patch": text}, text.rstrip("\n"), as_json=as_json)
         return
-    place = f"the changed files are in {status.worktree or status.workspace}"
+    place = f"the changed files are in {status.worktree or status.workspace}; tightloop did not commit them"
     delivered = status.delivered or ("no file has changed" if status.files_changed == 0 else place)
     if apply or branch:
         how = {"run": status.id, "workspace": status.workspace, "title": goal, "branch": branch}

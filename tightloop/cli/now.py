@@ -271,7 +271,8 @@ def inbox(context: click.Context, project: Project = "", as_json: AsJson = False
 
 
 def _item_lines(item: Any, *, alone: bool) -> Iterable[str]:
-    blocks = f"; blocks {format_count(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    # The question's own step counts as blocked, too.
+    blocks = f"; {format_count(item.blocks - 1, 'more step')} blocked" if item.blocks > 1 and not item.tasks else ""
     if item.loop:
         waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
         blocks += f"; part of {item.loop}{waits}"

@@ -236,7 +236,7 @@ def _prose(text: str) -> list[str]:
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "undo everything and end as failed"}
+    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "undo all steps and end as compensated"}
     yield "steps", f"{len(plan.steps)}, at most {plan.max_parallel} at the same time"
     yield "after a failure", waits[plan.on_failure.value]
     yield "budget", _fields(plan.budget, all_=True)

@@ -251,8 +251,8 @@ Unattended = Annotated[
     bool | None,
     Option(
         "--unattended",
-        help="Send alerts instead of pausing when the work is stuck. The run then stops only when the budget is used "
-        "up.",
+        help="Send alerts instead of pausing when the work is stuck, and continue until the budget is used up. The run "
+        "still pauses for other questions.",
     ),
 ]
 Allow = Annotated[

@@ -108,7 +108,7 @@ def todo_lines(status: Any) -> list[str]:
         back = status.way_back or "CKPT"
         commands = [
             f'respond {name} "message for the planner"   # {_effect_of_message(questions)}',
-            f"restore {name} {back}   # restore these files and continue from there (other checkpoints are kept)",
+            f"restore {name} {back}   # continue from the files of {back} (other checkpoints are kept)",
         ]
         # Most questions offer it as an answer.
         if not any(option.name == "cancel" for question in questions for option in question.options):
@@ -122,7 +122,7 @@ def _effect_of_message(questions: Sequence[Any]) -> str:
     if all(question.kind == "operator" for question in questions):
         return "the run continues, and the planner reads the message before the next plan"
     if all(question.kind in ENDED_BY_MESSAGE for question in questions):
-        return "the planner reads the message and plans again, and the question is closed without an answer"
+        return "the planner reads the message and plans again, and you need not answer the question"
     return "the planner reads the message before the next plan, and the question stays open"
 
 

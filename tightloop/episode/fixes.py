@@ -460,7 +460,7 @@ class FixFinder:
         for result in self._python_results(_PYTHON_TOOLS):
             for bug in known_bugs():
                 if re.search(bug.words, result.tail):
-                    title = f"Fix the bug with ruff rule {bug.code}"
+                    title = f"Fix {bug.code} with ruff"
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:

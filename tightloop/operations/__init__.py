@@ -392,7 +392,7 @@ OPERATIONS = (
     ),
     Operation(
         "pause",
-        "Pause at the next safe point. Running steps may finish.",
+        "Pause as soon as the running steps have ended.",
         **{**_CHANGES, "repeat": NATURAL},
         kinds=ALL,
         request="models:Pause",
@@ -406,7 +406,7 @@ OPERATIONS = (
     ),
     Operation(
         "resume",
-        "Resume a paused run. Open questions get their default answers. Edits made during the pause are kept.",
+        "Resume a paused run. Open questions get the answers that keep all work. Edits made during the pause are kept.",
         **_CHANGES,
         kinds=ALL,
         request="models:Resume",

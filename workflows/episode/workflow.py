@@ -468,7 +468,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     # -- messages of an episode only --------------------------------------------------------------------
 
-    @workflow.signal(description="Pause at the next safe point. Optional argument: the reason.")
+    @workflow.signal(description="Pause as soon as the running step has ended. Optional argument: the reason.")
     def pause(self, reason: Any = None, *more: Any) -> None:
         """Request a pause, and offer to stop the running activity."""
         super().pause(reason, *more)

@@ -302,12 +302,16 @@ def test_only_a_question_of_the_executor_needs_a_response() -> None:
 
 def test_an_amendment_may_change_who_works() -> None:
     request = EpisodeRequest.model_validate(
-        {"goal": "g", "executor": {"name": "codx", "model": "m", "fallback": ["a"]}}
+        {"goal": "g", "executor": {"name": "codx", "model": "m", "fallback": ["a"], "options": {"effort": "high"}}}
     )
     by_name = read_amendment({"executor": "codex"}).apply_to(request)
     assert (by_name.executor.name, by_name.executor.model, by_name.executor.fallback) == ("codex", "", ("a",))
+    assert by_name.executor.options == {}
+    with_options = read_amendment({"executor": {"name": "command", "options": {"argv": ["agent"]}}}).apply_to(request)
+    assert with_options.executor.options == {"argv": ["agent"]}
     rules = read_amendment({"executor": {"fallback": [], "permissions": "ask"}}).apply_to(request)
     assert (rules.executor.name, rules.executor.model) == ("codx", "m")
+    assert rules.executor.options == {"effort": "high"}
     assert (rules.executor.fallback, rules.executor.permissions.value) == ((), "ask")
     assert read_amendment({"planner": "heuristic"}).apply_to(request).planner == "heuristic"
     with pytest.raises(InvalidRequestError, match=r"unknown field 'executor\.nam'\. Did you mean 'name'\?"):

@@ -40,7 +40,7 @@ def up(
     state_folder: Annotated[Path | None, Option(help="Folder for histories and logs.")] = None,
     encrypt: Annotated[
         bool,
-        Option("--encrypt", help="Encrypt the stored data, and keep content out of logs (turns on privacy.encrypt)."),
+        Option("--encrypt", help="Keep content out of the worker's logs (turns on privacy.encrypt)."),
     ] = False,
 ) -> None:
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]

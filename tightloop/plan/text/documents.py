@@ -189,7 +189,7 @@ _IN_WORDS = {
     "found unexpected document indicator": ("a quote is not closed", "Close the quote, or put the text below `|`"),
     "while parsing a flow": (
         "a bracket is not closed, or a comma is missing",
-        "Close the bracket, and put text that contains `,` in quotes",
+        "Close the bracket, and put text that contains `,` or `${` in quotes",
     ),
     "unknown escape": ("invalid backslash escape", "Write two backslashes, or put the text in single quotes"),
     "mapping values are not allowed": (
