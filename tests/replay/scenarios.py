@@ -380,7 +380,7 @@ async def fallback_and_amended_executor(stage: Stage) -> str:
             return bool(waiting) and waiting[0].kind is QuestionKind.FATAL
 
         await eventually(fatal)
-        await client.amend(episode_id, executor=ExecutorAmendment(name="scripted", options=scripted(APPEND).options))
+        await client.amend(episode_id, executor="scripted")
         await client.resume(episode_id)
         await client.result(episode_id)
     return episode_id

@@ -31,6 +31,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "episode": ("ep-1", "ep-2"),
     "executor": ("codex", "claude"),
     "executor_option": ("max_turns=1", "max_turns=2"),
+    "options": ("max_turns=1", "max_turns=2"),
     "fallback": ("coder", "opencode"),
     "mode": ("read_only", "full"),
     "on_crash": ("ask", "verify"),

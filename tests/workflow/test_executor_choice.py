@@ -52,9 +52,7 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
         choice = request.executor.evolve(name="one", fallback=("two",))
         episode_id = await client.start(request_for(executor=choice))
         status = await asked(client, episode_id)
-        changes = ExecutorAmendment(
-            name="scripted", fallback=(), on_crash=OnCrash.VERIFY, options=request.executor.options
-        )
+        changes = ExecutorAmendment(name="scripted", fallback=(), on_crash=OnCrash.VERIFY)
         await client.amend(episode_id, executor=changes)
         await client.resume(episode_id)
         result = await client.result(episode_id)

@@ -29,18 +29,25 @@ class ExecutorAmendment(Document):
     permissions: Verdict | None = None
     on_crash: OnCrash | None = None
     options: dict[str, Any] | None = None
-    """All options of the executor. If None, the same executor keeps its options, and another one has none."""
+    """All options of the executor. If None, the current options are kept, except those that the executor does not
+    have.
+    """
 
     def apply_to(self, choice: ExecutorChoice) -> ExecutorChoice:
         """Return the choice with the changes applied.
 
         A new executor starts with the model from its own settings.
         """
+        # Deferred import: viewers of episodes change no executor.
+        from tightloop.executor.options import OPTIONS
+
         other = bool(self.name) and self.name != choice.name
+        known = OPTIONS.get(self.name) if other else None
+        kept = {key: value for key, value in choice.options.items() if known is None or key in known.model_fields}
         return choice.evolve(
             name=self.name or choice.name,
             model="" if other else choice.model,
-            options=({} if other else choice.options) if self.options is None else self.options,
+            options=kept if self.options is None else self.options,
             fallback=choice.fallback if self.fallback is None else self.fallback,
             permissions=self.permissions or choice.permissions,
             on_crash=self.on_crash or choice.on_crash,

@@ -306,7 +306,8 @@ def test_an_amendment_may_change_who_works() -> None:
     )
     by_name = read_amendment({"executor": "codex"}).apply_to(request)
     assert (by_name.executor.name, by_name.executor.model, by_name.executor.fallback) == ("codex", "", ("a",))
-    assert by_name.executor.options == {}
+    assert by_name.executor.options == {"effort": "high"}
+    assert read_amendment({"executor": "person"}).apply_to(by_name).executor.options == {}
     with_options = read_amendment({"executor": {"name": "command", "options": {"argv": ["agent"]}}}).apply_to(request)
     assert with_options.executor.options == {"argv": ["agent"]}
     rules = read_amendment({"executor": {"fallback": [], "permissions": "ask"}}).apply_to(request)
