@@ -145,7 +145,7 @@ def work_text(work: Any, now: datetime | None = None) -> str:
 
 
 def work_problems(work: Any) -> str:
-    """Return the problems that the running work has had so far, or "" if there are none."""
+    """Describe the problems of the running work so far. Return "" if there are none."""
     answer = f"the last answer could not be used: {work.answer_problem}" if work.answer_problem else ""
     return "; ".join(part for part in (work.problem, answer) if part)
 

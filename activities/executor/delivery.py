@@ -22,7 +22,7 @@ Options = TypeVar("Options", bound=Document)
 
 
 def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Options:
-    """Parse the options that an executor choice contains.
+    """Parse the options of an executor.
 
     Raises:
         ExecutorError: an option is unknown or invalid. The message lists the valid options of `name`.

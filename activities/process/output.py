@@ -1,4 +1,4 @@
-"""A process's bounded output, and a limit on its disk usage."""
+"""Limits on a process's output and disk usage."""
 
 import os
 import stat

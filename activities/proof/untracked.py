@@ -70,7 +70,7 @@ def survey(root: Path, tracked: Iterable[str]) -> Survey:
 
 
 def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChanges:
-    """Find the changes to untracked files since a survey."""
+    """Find the changes to untracked files since an earlier survey."""
     environments: list[str] = []
     changed, hidden, unchanged, left_out = [], dict[str, None](), [], dict[str, None]()
     seen_paths = set()

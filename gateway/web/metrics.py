@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Format a period as a day. If the range is shorter than two days, include the time."""
+    """Format the start of a period as a date, with the time if the chart covers less than two days."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 

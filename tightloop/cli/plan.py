@@ -122,7 +122,7 @@ _SECRET = re.compile(r"\[secret:[^\]]+\]")
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Arguments of the command `run`."""
+    """Arguments of `plan run`."""
 
     file: str | None = None
     again: str | None = None

@@ -152,7 +152,7 @@ def about_change(question: Question, change: ShownChange | None) -> Question:
 
 
 def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -> Question:
-    """Add the numbers of the failed drafted scenarios to a question.
+    """Say in a question which drafted scenarios failed, by number.
 
     The scenarios themselves are not quoted, because agents may read the question.
     """

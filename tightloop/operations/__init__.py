@@ -586,7 +586,7 @@ OPERATIONS = (
         handler="verify",
         http=(Http("POST", "/plans/{workflowId}/verify"),),
         cli="loop verify",
-        page=Form("/loops/{id}/verify", "The gates of “{title}” will run."),
+        page=Form("/loops/{id}/verify", "tightloop will run the gates of “{title}”."),
     ),
     # -- an agent's own episode
     Operation(

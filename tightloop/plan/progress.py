@@ -155,7 +155,7 @@ class PlanProgress(Value):
         return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
 
     def note_edits(self, sentence: str) -> Self:
-        """Store a sentence for the plan's report about adopting changes made by people."""
+        """Store a sentence about adopted edits, for the plan's report."""
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:

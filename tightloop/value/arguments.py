@@ -40,7 +40,7 @@ class Hint(NamedTuple):
 def checks_arguments(owner: type[T]) -> type[T]:
     """Check the arguments of a class's public methods against their annotations. Used as a decorator.
 
-    A wrong argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator
+    An invalid argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator
     is created, not when its first value is requested.
     """
     # A copy, because the loop changes the class.

@@ -182,7 +182,7 @@ class RunWorkflow(ABC):
         for content in self._run.inbox.take_signal(reason):
             self._commands.cancel(read_remark(content))
 
-    @workflow.update(description='Answer a question: "allow", or the JSON shown for each option in the details')
+    @workflow.update(description='Answer a question. Argument: "allow", or the JSON from the details of an option.')
     async def answer(self, value: Any = None) -> str:
         """Answer a question by choosing one of its options."""
         command = self._take(self._run.read_answer, value)

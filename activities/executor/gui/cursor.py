@@ -127,7 +127,7 @@ class CursorEvents:
         self._allow_unknown_roots = allow_unknown_roots
 
     def expect(self, message: Message, root: str) -> None:
-        """Record the folder of a message for the `beforeSubmitPrompt` hook. Call this before pasting the message.
+        """Tell the `beforeSubmitPrompt` hook which folder the message is for. Call this before you paste the message.
 
         This clears an earlier refusal.
 
