@@ -146,7 +146,7 @@ def _is_written(root: Path, store: TreeStore, parts: Sequence[ResultPart]) -> bo
         elif entry.mode == LINK:
             if os.fsencode(path.readlink()) != store.read(entry.id):
                 return False
-        # A pipe is no file; reading it could block forever.
+        # A pipe is not a regular file, and reading it could block forever.
         elif not path.is_file() or str(pygit2.hashfile(str(path))) != entry.id:
             return False
     return True
