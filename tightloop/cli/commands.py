@@ -205,7 +205,7 @@ COMMANDS = (
         Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
         Field("scenarios", Option(help="New hidden scenarios, or 'none' to withdraw all of them.", metavar="PATH")),
         Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios drafted by a model."), bool),
-        Field("executor", Option(help="New executor. It keeps only the options that it also has.")),
+        Field("executor", Option(help="New executor. Options that it does not have are dropped.")),
         Field(
             "options",
             Option("--executor-option", help="Executor option as name=value, with a JSON value. Repeatable."),
